@@ -1,0 +1,1 @@
+"""Evidence: metrics, intervals, comparison, artifacts on disk, tracking and reports. Runs without torch."""

@@ -1,0 +1,1 @@
+"""The foundation model: data contract, request store, reader, model, parallelism, training, checkpoints."""

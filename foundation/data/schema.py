@@ -1,0 +1,199 @@
+"""The data contract: which tables a user brings, and which of their columns mean what.
+
+These models are the `tables`, `data`, `surfaces`, `objectives` and `split` sections of the project file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Annotated, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+
+from serving.ids import IdSpace
+from serving.numbers import NumberRule
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
+TimeUnit = Literal["s", "ms", "us", "ns"]
+
+USER, ITEM, SURFACE = "user", "item", "surface"
+
+
+class Section(BaseModel):
+    """A part of the project file: frozen, and unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class IdFeature(Section):
+    """A categorical column: each value is looked up in a table."""
+
+    kind: Literal["id"] = "id"
+    name: Name = Field(description="Name of the feature, unique in its group.")
+    column: str | None = Field(None, description="Column of the source table; the feature's name if absent.")
+    table: Name | None = Field(None, description="Entry of `tables` that holds its ids; the feature's name if absent.")
+
+    @property
+    def source(self) -> str:
+        return self.column or self.name
+
+    @property
+    def table_name(self) -> str:
+        return self.table or self.name
+
+
+class NumberFeature(Section):
+    """A numeric column."""
+
+    kind: Literal["number"]
+    name: Name = Field(description="Name of the feature, unique in its group.")
+    column: str | None = Field(None, description="Column of the source table; the feature's name if absent.")
+    rule: NumberRule = Field(NumberRule(), description="How the raw number becomes a model input.")
+
+    @property
+    def source(self) -> str:
+        return self.column or self.name
+
+
+Feature = Annotated[IdFeature | NumberFeature, Field(discriminator="kind")]
+
+
+class Impressions(Section):
+    """One row a candidate shown: which request, whom, when, where, what, and what came of it."""
+
+    files: str = Field(description="Path or glob of parquet files, relative to the project file.")
+    request: str = Field("request_id", description="Column: rows of one page view, auction or basket share it.")
+    user: str = Field("user_id", description="Column: the user.")
+    time: str = Field("time", description="Column: when; one time a request. A timestamp, or an integer with `unit`.")
+    unit: TimeUnit | None = Field(None, description="Unit of `time` since 1970-01-01 UTC if the column is an integer.")
+    surface: str = Field("surface", description="Column: where; one surface a request.")
+    item: str = Field("item_id", description="Column: the candidate.")
+    row: str | None = Field(
+        None, description="Column: a unique int64 for the row. If absent, a hash of request and item is the row id."
+    )
+    context: tuple[Feature, ...] = Field((), description="Features with one value a request (store, hour, device).")
+    candidate: tuple[Feature, ...] = Field((), description="Features with a value a row (price shown, badge).")
+
+
+class EventLog(Section):
+    """One behaviour log: what users did, and when. Its newest events before a request are that request's history."""
+
+    files: str = Field(description="Path or glob of parquet files, relative to the project file.")
+    user: str = Field("user_id", description="Column: the user.")
+    time: str = Field("time", description="Column: when. A timestamp, or an integer with `unit`.")
+    unit: TimeUnit | None = Field(None, description="Unit of `time` since 1970-01-01 UTC if the column is an integer.")
+    item: str = Field("item_id", description="Column: the item.")
+    features: tuple[Feature, ...] = Field((), description="Features of the event itself (action, surface, quantity).")
+    limit: int = Field(256, ge=1, le=16384, description="Newest events before a request that a reader yields.")
+
+
+class Items(Section):
+    """One row an item, with what is known of it."""
+
+    files: str = Field(description="Path or glob of parquet files, relative to the project file.")
+    item: str = Field("item_id", description="Column: the item.")
+    features: tuple[Feature, ...] = Field((), description="Features of the item.")
+
+
+class Users(Section):
+    """One row a user, with what is known of them."""
+
+    files: str = Field(description="Path or glob of parquet files, relative to the project file.")
+    user: str = Field("user_id", description="Column: the user.")
+    features: tuple[Feature, ...] = Field((), description="Features of the user.")
+
+
+class Data(Section):
+    """The tables a user brings."""
+
+    impressions: Impressions = Field(description="What was shown, and the labels.")
+    events: dict[Name, EventLog] = Field(min_length=1, description="Behaviour logs by name.")
+    items: Items | None = Field(None, description="Features of items; every item without them is fine too.")
+    users: Users | None = Field(None, description="Features of users; every user without them is fine too.")
+
+
+class Objective(Section):
+    """What came of a row: a column of 0, 1, or null where it is not known."""
+
+    column: str | None = Field(None, description="Label column of the impressions; the objective's name if absent.")
+    surfaces: tuple[str, ...] | None = Field(
+        None, description="Surfaces on which the objective exists; all of them if absent."
+    )
+    delay: timedelta = Field(
+        timedelta(0),
+        ge=timedelta(0),
+        description="How long after the request the label is settled. Rows younger than this at the training cut "
+        "are not learned from.",
+    )
+    weight: float = Field(1.0, ge=0, le=1000, description="Weight of the objective in the training loss.")
+
+
+class Split(Section):
+    """Where the training period ends. Always by time, never at random."""
+
+    test_from: datetime = Field(description="Requests at or after this time are test. No time zone means UTC.")
+
+
+class Schema(Section):
+    """The sections of the project file that give the data their meaning, together."""
+
+    tables: dict[Name, IdSpace] = Field(description="Embedding tables by name; `user` and `item` are required.")
+    data: Data
+    surfaces: tuple[str, ...] = Field(min_length=1, description="Every surface that the impressions may name.")
+    objectives: dict[Name, Objective] = Field(min_length=1, description="What the models predict.")
+
+    def id_space(self, table: str) -> IdSpace:
+        """The id space of a table; `surface` is made of the listed surfaces and needs no entry."""
+        if table == SURFACE and SURFACE not in self.tables:
+            return IdSpace(type="string", values=self.surfaces)
+        return self.tables[table]
+
+    def request_features(self) -> tuple[Feature, ...]:
+        """Features with one value a request: the user, the surface, the user's features, the context."""
+        users = self.data.users.features if self.data.users else ()
+        return (IdFeature(name=USER), IdFeature(name=SURFACE), *users, *self.data.impressions.context)
+
+    def item_features(self) -> tuple[Feature, ...]:
+        """Features of an item, wherever it occurs: the item itself and the items table's."""
+        items = self.data.items.features if self.data.items else ()
+        return (IdFeature(name=ITEM), *items)
+
+    def candidate_features(self) -> tuple[Feature, ...]:
+        """Features of a candidate: those of its item, then those of its impression row."""
+        return (*self.item_features(), *self.data.impressions.candidate)
+
+    def event_features(self, log: str) -> tuple[Feature, ...]:
+        """Features of one event of a log: those of its item, then its own."""
+        return (*self.item_features(), *self.data.events[log].features)
+
+    def heads(self) -> Iterator[tuple[str, str]]:
+        """Every (surface, objective) pair that exists."""
+        for surface in self.surfaces:
+            for name, objective in self.objectives.items():
+                if objective.surfaces is None or surface in objective.surfaces:
+                    yield surface, name
+
+    def schema_digest(self) -> str:
+        """sha256 of the canonical JSON of these sections: two projects with the same digest read data alike.
+
+        File paths do not count.
+        """
+        content = self.model_dump(mode="json", include=set(Schema.model_fields))
+        data = content["data"]
+        for table in (data["impressions"], data["items"], data["users"], *data["events"].values()):
+            if table:
+                del table["files"]
+        return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def ids_of(features: tuple[Feature, ...]) -> tuple[IdFeature, ...]:
+    """The categorical ones, in order: the columns of an id matrix."""
+    return tuple(feature for feature in features if isinstance(feature, IdFeature))
+
+
+def numbers_of(features: tuple[Feature, ...]) -> tuple[NumberFeature, ...]:
+    """The numeric ones, in order: the columns of a number matrix."""
+    return tuple(feature for feature in features if isinstance(feature, NumberFeature))

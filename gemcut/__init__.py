@@ -1,0 +1,1 @@
+"""The front door: project file, command line, pipeline."""

@@ -1,0 +1,48 @@
+"""The one definition of numeric features: how a raw number becomes the value a model sees."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class NumberRule(BaseModel):
+    """Raw number to model input: `clip((transform(x) - shift) / scale, -clip, clip)`.
+
+    A missing or non-finite number becomes 0 after the transform, that is "average"; the ranker counts such numbers.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    transform: Literal["identity", "log1p"] = Field(
+        "identity", description="`log1p` is sign(x) ln(1 + |x|), for counts and prices."
+    )
+    shift: float = Field(0.0, allow_inf_nan=False, description="Subtracted after the transform.")
+    scale: float = Field(1.0, gt=0, allow_inf_nan=False, description="Divides after the shift.")
+    clip: float = Field(10.0, gt=0, allow_inf_nan=False, description="Largest absolute value a model sees.")
+
+
+def encode_numbers(values: NDArray[np.floating], rule: NumberRule) -> NDArray[np.float32]:
+    """Model inputs of raw numbers; NaN and infinities count as missing.
+
+    Args:
+        values: any shape, float32 or float64, NaN where missing.
+        rule: the feature's rule.
+
+    Returns:
+        float32 of the same shape, finite, in [-rule.clip, rule.clip].
+
+    Example:
+        >>> encode_numbers(np.array([0.0, np.e - 1, np.nan, np.inf]), NumberRule(transform="log1p")).tolist()
+        [0.0, 1.0, 0.0, 0.0]
+    """
+    raw = np.asarray(values, dtype=np.float64)
+    known = np.isfinite(raw)
+    x = np.where(known, raw, 0.0)
+    if rule.transform == "log1p":
+        x = np.sign(x) * np.log1p(np.abs(x))
+    x = np.clip((x - rule.shift) / rule.scale, -rule.clip, rule.clip)
+    return np.where(known, x, 0.0).astype(np.float32)
