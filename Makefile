@@ -1,0 +1,31 @@
+# The two commands of a newcomer are `make demo` and `make test`; both set up .venv first, which takes a moment when it is there.
+
+GEMCUT := .venv/bin/gemcut
+PYTHON := .venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check fix constraints clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## make or refresh .venv with the exact versions of constraints.txt
+	@bash scripts/setup.sh
+
+demo: setup ## the whole path on real logs: prepare, train, distill, export, gate, evaluate
+	@$(GEMCUT) demo
+
+test: check ## everything that has to pass before a change lands
+
+check: setup ## format, lint, import contracts, types, tests; stops at the first kind that fails
+	@$(PYTHON) scripts/check.py
+
+fix: setup ## write formatting and the lint fixes that are safe
+	@$(PYTHON) -m ruff check --fix --quiet . || true
+	@$(PYTHON) -m ruff format .
+
+constraints: setup ## write the versions of .venv to constraints.txt
+	@$(PYTHON) scripts/freeze.py
+
+clean: ## remove what commands made in this folder, the environment too
+	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .hypothesis
