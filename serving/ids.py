@@ -12,6 +12,8 @@ request can not disagree. Test vectors are published in `docs/ids.md`.
             1                                  out of vocabulary (only where values are listed)
             2 + key mod buckets                hashed
             2 + position in the list           listed values
+
+Integers are 64-bit patterns, -2^63 to 2^64 - 1: -1 and 2^64 - 1 are the same id, whether a log stores int64 or uint64.
 """
 
 from __future__ import annotations
@@ -72,8 +74,11 @@ class IdSpace(BaseModel):
             wrong = [value for value in self.values if type(value) is not wanted]
             if wrong:
                 raise ValueError(f"expected values of type {self.type}; got {wrong[0]!r}")
-            if len(set(self.values)) != len(self.values):
-                raise ValueError("expected each value once; got a repeated value")
+            beyond = [value for value in self.values if isinstance(value, int) and not -(2**63) <= value < 2**64]
+            if beyond:
+                raise ValueError(f"expected integers from -2^63 to 2^64 - 1; got {beyond[0]}")
+            if len(self._row_of_value) != len(self.values):
+                raise ValueError("expected each value once (-1 and 2^64 - 1 are the same id); got a repeated value")
         return self
 
     @property
@@ -83,8 +88,17 @@ class IdSpace(BaseModel):
         return FIRST_ROW + size
 
     @cached_property
-    def _row_of_value(self) -> dict[Any, int]:
-        return {value: FIRST_ROW + position for position, value in enumerate(self.values or ())}
+    def _row_of_value(self) -> dict[int | str, int]:
+        """Row of each listed value; integers as unsigned bit patterns."""
+        keys = (value % 2**64 if isinstance(value, int) else value for value in self.values or ())
+        return {key: FIRST_ROW + position for position, key in enumerate(keys)}
+
+    @cached_property
+    def _sorted_values(self) -> tuple[NDArray[np.uint64], Int64Array]:
+        """Listed integers in ascending order of their bit patterns, and the row of each."""
+        keys = np.fromiter(self._row_of_value.keys(), dtype=np.uint64)
+        order = np.argsort(keys)
+        return keys[order], order + FIRST_ROW
 
 
 def salt_of(table: str) -> int:
@@ -99,9 +113,7 @@ def salt_of(table: str) -> int:
 
 def int_keys(values: NDArray[Any], table: str) -> NDArray[np.uint64]:
     """64-bit keys of integer ids ([N] int64 or uint64, hashed as bit patterns)."""
-    bits = np.ascontiguousarray(values)
-    bits = bits.view(np.uint64) if bits.dtype == np.int64 else bits.astype(np.uint64)
-    return mix64(bits ^ np.uint64(salt_of(table)))
+    return mix64(_bits(values) ^ np.uint64(salt_of(table)))
 
 
 def string_key(value: str, salt: int) -> int:
@@ -128,7 +140,7 @@ def encode_ints(values: NDArray[Any], missing: NDArray[np.bool_] | None, space: 
         [N] int64, each in [0, space.num_rows).
     """
     if space.values is not None:
-        rows = _lookup(np.asarray(values), np.asarray(space.values, dtype=np.int64))
+        rows = _lookup(_bits(values), *space._sorted_values)
     else:
         rows = (int_keys(values, table) % np.uint64(space.buckets or 1)).astype(np.int64) + FIRST_ROW
     if missing is not None:
@@ -143,12 +155,17 @@ def encode_strings(values: list[str | None], space: IdSpace, table: str) -> Int6
         rows = [MISSING if value is None else known.get(value, OUT_OF_VOCABULARY) for value in values]
     else:
         salt, buckets = salt_of(table), space.buckets or 1
-        rows = [MISSING if value is None else FIRST_ROW + string_key(value, salt) % buckets for value in values]
+        # Candidates repeat their strings, so each distinct one is hashed once.
+        hashed = {value: FIRST_ROW + string_key(value, salt) % buckets for value in set(values) if value is not None}
+        rows = [MISSING if value is None else hashed[value] for value in values]
     return np.asarray(rows, dtype=np.int64)
 
 
-def _lookup(values: NDArray[Any], vocabulary: Int64Array) -> Int64Array:
-    order = np.argsort(vocabulary, kind="stable")
-    found = np.searchsorted(vocabulary, values, sorter=order).clip(max=len(vocabulary) - 1)
-    position = order[found]
-    return np.where(vocabulary[position] == values, position + FIRST_ROW, OUT_OF_VOCABULARY).astype(np.int64)
+def _bits(values: NDArray[Any]) -> NDArray[np.uint64]:
+    integers = np.ascontiguousarray(values)
+    return integers.view(np.uint64) if integers.dtype == np.int64 else integers.astype(np.uint64)
+
+
+def _lookup(keys: NDArray[np.uint64], known: NDArray[np.uint64], rows: Int64Array) -> Int64Array:
+    place = np.searchsorted(known, keys).clip(max=len(known) - 1)
+    return np.where(known[place] == keys, rows[place], OUT_OF_VOCABULARY)

@@ -44,5 +44,6 @@ def encode_numbers(values: NDArray[np.floating], rule: NumberRule) -> NDArray[np
     x = np.where(known, raw, 0.0)
     if rule.transform == "log1p":
         x = np.sign(x) * np.log1p(np.abs(x))
-    x = np.clip((x - rule.shift) / rule.scale, -rule.clip, rule.clip)
+    with np.errstate(over="ignore"):  # beyond float64 is infinite, which clips as it should
+        x = np.clip((x - rule.shift) / rule.scale, -rule.clip, rule.clip)
     return np.where(known, x, 0.0).astype(np.float32)
