@@ -1,0 +1,1 @@
+"""Where the logs of `gemcut demo` and of `examples/` come from."""
