@@ -11,6 +11,7 @@ class TrackingConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     uri: str | None = Field(
-        None, description="MLflow tracking URI; `MLFLOW_TRACKING_URI` if absent, else sqlite in the work folder."
+        default=None,
+        description="MLflow tracking URI; `MLFLOW_TRACKING_URI` if absent, else sqlite in the work folder.",
     )
-    experiment: str | None = Field(None, description="MLflow experiment; the project's name if absent.")
+    experiment: str | None = Field(default=None, description="MLflow experiment; the project's name if absent.")

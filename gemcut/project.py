@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import orjson
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from eval.config import TrackingConfig
 from foundation.config import FoundationConfig
 from foundation.data.schema import Name, Schema, Split
+from gemcut import cross_checks as checks
+from gemcut.overrides import apply_overrides
+from gemcut.schema_problems import repair, schema_problems
+from gemcut.yaml_file import dump, read_mapping
+from serving.errors import Problem, ProjectError
 from transfer.config import Placement
 
 
@@ -21,8 +31,116 @@ class Project(Schema):
     """
 
     name: Name = Field(description="Name of the project; also the MLflow experiment unless `tracking` says otherwise.")
-    workdir: str = Field("work", description="Folder that everything is written under.")
-    split: Split
-    foundation: FoundationConfig = Field(default_factory=FoundationConfig)
+    workdir: str = Field("work", min_length=1, description="Folder that everything is written under.")
+    split: Split = Field(description="Training period and test period.")
+    foundation: FoundationConfig = Field(default_factory=FoundationConfig, description="The one large model.")
     placements: dict[Name, Placement] = Field(min_length=1, description="One student each.")
-    tracking: TrackingConfig = Field(default_factory=TrackingConfig)
+    tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="Where the evidence goes.")
+
+    def resolved(self) -> dict[str, Any]:
+        """The whole file with every default written out, as plain data; loading it gives an equal project."""
+        return self.model_dump(mode="json")
+
+    def to_yaml(self) -> str:
+        """`resolved()` as a project file."""
+        return dump(self.resolved())
+
+    def digest(self) -> str:
+        """sha256 of the canonical JSON of `resolved()`, 64 hexadecimal digits."""
+        return hashlib.sha256(orjson.dumps(self.resolved(), option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedProject:
+    """A project file that was read and found sound.
+
+    Attributes:
+        project: its content, `--set` applied.
+        path: the file.
+        root: its folder, absolute; relative paths in the file start here.
+        digest: of the content, see `Project.digest`.
+    """
+
+    project: Project
+    path: Path
+    root: Path
+    digest: str
+
+    @property
+    def workdir(self) -> Path:
+        """Folder that everything is written under, absolute."""
+        return self.root / self.project.workdir
+
+
+def load_project(path: Path, overrides: Sequence[str] = ()) -> LoadedProject:
+    """Read and check a project file.
+
+    Args:
+        path: the YAML file.
+        overrides: `path.to.field=value` each, the value in YAML; applied in order.
+
+    Raises:
+        ProjectError: with every problem found, in the file and between its sections.
+    """
+    document = read_mapping(path)
+    apply_overrides(document, overrides, Project)
+    project = _validated(document, str(path))
+    return LoadedProject(project=project, path=path, root=path.resolve().parent, digest=project.digest())
+
+
+def cross_problems(project: Project) -> list[Problem]:
+    """Everything that is wrong between the sections of a project."""
+    model, placements = project.foundation.model, project.placements
+    problems = (
+        *checks.check_tables(project),
+        *checks.check_feature_tables(project),
+        *checks.check_feature_names(project),
+        *checks.check_store_names(project),
+        *checks.check_surfaces(project),
+        *checks.check_placements(project, placements),
+        *checks.check_history(project, model, placements),
+        *checks.check_heads(model),
+        *checks.check_budgets(placements),
+        *checks.check_split(project.split),
+        *checks.check_finite(project.model_dump()),
+    )
+    return list(dict.fromkeys(problems))
+
+
+def _validated(document: dict[str, Any], file: str) -> Project:
+    try:
+        project = _parsed(document, file)
+        problems: list[Problem] = []
+    except ValidationError as error:
+        problems = schema_problems(error, Project, file)
+        repaired = deepcopy(document)
+        repair(repaired, error, Project)
+        project = _parsed_or_none(repaired, file)
+    faulty = tuple(problem.where for problem in problems)
+    for problem in cross_problems(project) if project else ():
+        where = f"{file}: {problem.where}"
+        if not any(where == place or where.startswith(f"{place}.") for place in faulty):
+            problems.append(Problem(where, problem.expected, problem.got, problem.remedy))
+    if problems or project is None:
+        raise ProjectError(problems)
+    return project
+
+
+def _parsed(document: dict[str, Any], file: str) -> Project:
+    """The document as models. By way of JSON, since pydantic's strict JSON mode is the one that a file needs:
+
+    text is no number and True is no 1, but a list is a tuple and text may be a time.
+    """
+    try:
+        text = json.dumps(document, default=str)
+    except ValueError:
+        remedy = "Remove the alias (`*name`) that stands inside its own anchor (`&name`)."
+        raise ProjectError(Problem(file, "plain data", "a value that contains itself", remedy)) from None
+    return Project.model_validate_json(text, strict=True)
+
+
+def _parsed_or_none(document: dict[str, Any], file: str) -> Project | None:
+    try:
+        return _parsed(document, file)
+    except ValidationError:
+        return None

@@ -1,4 +1,4 @@
-"""`make check`: every kind of check in order, cheapest first; stops at the first that fails and says how to run only that."""
+"""`make check`: every kind of check, cheapest first; stops at the first that fails and says how to run only that."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ say() { printf 'setup: %s\n' "$*"; }
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
 # --no-warn-conflicts: without CUDA torchrec misses fbgemm-gpu by intent.
-install() { pip install --quiet --no-warn-conflicts --constraint constraints.txt "$@"; }
+install() { pip install -qq --no-warn-conflicts --constraint constraints.txt "$@"; }
 
 find_python() {
     local candidate

@@ -76,6 +76,8 @@ class Parity(Part):
 
 
 class FileEntry(Part):
+    """What a file of the bundle must be: its digest and its size."""
+
     sha256: Sha256
     bytes: int = Field(ge=0)
 
@@ -84,8 +86,9 @@ class Manifest(Part):
     """The bundle's contract.
 
     Graph inputs, all int64 or float32; an input of zero width does not exist in the graph:
-    `request_ids` [1, F], `request_numbers` [1, G], `candidate_ids` [N, F], `candidate_numbers` [N, G], and for each history
-    `history_ids.LOG` [T, F], `history_numbers.LOG` [T, G]. Columns are in the order of the features below, ids and numbers apart.
+    `request_ids` [1, F], `request_numbers` [1, G], `candidate_ids` [N, F], `candidate_numbers` [N, G], and for each
+    history `history_ids.LOG` [T, F], `history_numbers.LOG` [T, G]. Columns are in the order of the features below, ids
+    and numbers apart.
     Graph output: `probabilities` [N, K] float32, objectives in order.
     """
 
@@ -97,7 +100,7 @@ class Manifest(Part):
     request: tuple[Input, ...]
     candidate: tuple[Input, ...]
     histories: tuple[HistoryInput, ...]
-    max_candidates: int = Field(4096, ge=1)
+    max_candidates: int = Field(default=4096, ge=1)
     opset: int
     budget: Budget
     provenance: Provenance

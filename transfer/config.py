@@ -11,22 +11,24 @@ from serving.gate.policy import Budget
 class StudentConfig(Section):
     """Sizes of a student, and its training."""
 
-    width: int = Field(8, ge=1, le=512, description="Width of every embedding.")
-    history: int = Field(50, ge=1, le=4096, description="Newest events of each log that the student reads.")
-    hidden: tuple[int, ...] = Field((64, 32), min_length=1, description="Widths of the hidden layers.")
-    batch_requests: int = Field(64, ge=1, description="Requests a step.")
-    dense_learning_rate: float = Field(1e-3, gt=0, description="AdamW, for everything but the tables.")
-    table_learning_rate: float = Field(0.05, gt=0, description="Row-wise AdaGrad, for the tables.")
+    width: int = Field(default=8, ge=1, le=512, description="Width of every embedding.")
+    history: int = Field(default=50, ge=1, le=4096, description="Newest events of each log that the student reads.")
+    hidden: tuple[int, ...] = Field(default=(64, 32), min_length=1, description="Widths of the hidden layers.")
+    batch_requests: int = Field(default=64, ge=1, description="Requests a step.")
+    dense_learning_rate: float = Field(default=1e-3, gt=0, description="AdamW, for everything but the tables.")
+    table_learning_rate: float = Field(default=0.05, gt=0, description="Row-wise AdaGrad, for the tables.")
 
 
 class SoftLabelConfig(Section):
     """Distillation on the teacher's scores through an auxiliary head that is never exported (ExFM's auxiliary head)."""
 
-    weight: float = Field(1.0, ge=0, description="Weight w of the distillation loss.")
+    weight: float = Field(default=1.0, ge=0, description="Weight w of the distillation loss.")
     gradient_scale: float = Field(
-        1.0, ge=0, description="Factor beta on the auxiliary head's gradient into the backbone."
+        default=1.0, ge=0, description="Factor beta on the auxiliary head's gradient into the backbone."
     )
-    label_scale: float = Field(1.0, ge=1, description="Factor alpha on the soft label; the product is clipped at 1.")
+    label_scale: float = Field(
+        default=1.0, ge=1, description="Factor alpha on the soft label; the product is clipped at 1."
+    )
 
 
 class TransferConfig(Section):

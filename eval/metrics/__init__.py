@@ -1,0 +1,1 @@
+"""Metrics on plain numbers: one formula each, numpy in, float out."""

@@ -1,0 +1,1 @@
+"""From the tables that a user brings to batches of requests."""

@@ -64,8 +64,10 @@ class RequestBatch:
 
     @property
     def num_requests(self) -> int:
+        """B."""
         return len(self.positions)
 
     @property
     def num_candidates(self) -> int:
+        """C, over all requests."""
         return len(self.row_ids)

@@ -1,0 +1,1 @@
+"""The foundation model: one architecture a file."""

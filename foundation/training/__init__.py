@@ -1,0 +1,1 @@
+"""One pass over the log in time order: score, learn, save, resume."""

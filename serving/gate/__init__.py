@@ -1,0 +1,1 @@
+"""The latency gate: does a bundle keep its placement's budget?"""

@@ -8,18 +8,22 @@ from pydantic import BaseModel, ConfigDict, Field
 class Budget(BaseModel):
     """The latency limit of a placement, and how it is judged.
 
-    PASS means: with probability `confidence`, at least `percentile` of requests that arrive at `rate_per_s` are answered within
-    `limit_ms`, counted from their scheduled arrival.
+    PASS means: with probability `confidence`, at least `percentile` of requests that arrive at `rate_per_s` are
+    answered within `limit_ms`, counted from their scheduled arrival.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     limit_ms: float = Field(gt=0, description="Latency limit in milliseconds.")
-    percentile: float = Field(0.99, gt=0, lt=1, description="Share of requests that must keep the limit.")
-    confidence: float = Field(0.95, gt=0, lt=1, description="Probability that a PASS is right at the edge.")
+    percentile: float = Field(default=0.99, gt=0, lt=1, description="Share of requests that must keep the limit.")
+    confidence: float = Field(default=0.95, gt=0, lt=1, description="Probability that a PASS is right at the edge.")
     rate_per_s: float = Field(gt=0, description="Mean rate of the Poisson arrivals.")
     candidates: int | None = Field(
-        None, ge=1, description="Candidates of every measured request; drawn from the placement's own log if absent."
+        default=None,
+        ge=1,
+        description="Candidates of every measured request; drawn from the placement's own log if absent.",
     )
-    min_duration_s: float = Field(5.0, ge=0, description="Shortest measured period.")
-    max_duration_s: float = Field(60.0, gt=0, description="The measurement ends here even if undecided: INVALID.")
+    min_duration_s: float = Field(default=5.0, ge=0, description="Shortest measured period.")
+    max_duration_s: float = Field(
+        default=60.0, gt=0, description="The measurement ends here even if undecided: INVALID."
+    )
