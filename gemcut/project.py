@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from gemcut.yaml_file import dump, read_mapping
 from serving.errors import Problem, ProjectError
 from transfer.config import Placement
 
+_REPAIRS = 4  # a repair can uncover what pydantic did not look at before
+
 
 class Project(Schema):
     """Everything a gemcut command needs to know; the whole project file.
@@ -31,7 +33,7 @@ class Project(Schema):
     """
 
     name: Name = Field(description="Name of the project; also the MLflow experiment unless `tracking` says otherwise.")
-    workdir: str = Field("work", min_length=1, description="Folder that everything is written under.")
+    workdir: str = Field(default="work", min_length=1, description="Folder that everything is written under.")
     split: Split = Field(description="Training period and test period.")
     foundation: FoundationConfig = Field(default_factory=FoundationConfig, description="The one large model.")
     placements: dict[Name, Placement] = Field(min_length=1, description="One student each.")
@@ -108,19 +110,18 @@ def cross_problems(project: Project) -> list[Problem]:
 
 
 def _validated(document: dict[str, Any], file: str) -> Project:
+    """The project, or every problem: those of single fields, and those between sections as far as they can be told."""
     try:
-        project = _parsed(document, file)
+        project: Project | None = _parsed(document, file)
         problems: list[Problem] = []
     except ValidationError as error:
         problems = schema_problems(error, Project, file)
-        repaired = deepcopy(document)
-        repair(repaired, error, Project)
-        project = _parsed_or_none(repaired, file)
+        project = _repaired(document, file)
     faulty = tuple(problem.where for problem in problems)
     for problem in cross_problems(project) if project else ():
         where = f"{file}: {problem.where}"
         if not any(where == place or where.startswith(f"{place}.") for place in faulty):
-            problems.append(Problem(where, problem.expected, problem.got, problem.remedy))
+            problems.append(replace(problem, where=where))
     if problems or project is None:
         raise ProjectError(problems)
     return project
@@ -139,8 +140,12 @@ def _parsed(document: dict[str, Any], file: str) -> Project:
     return Project.model_validate_json(text, strict=True)
 
 
-def _parsed_or_none(document: dict[str, Any], file: str) -> Project | None:
-    try:
-        return _parsed(document, file)
-    except ValidationError:
-        return None
+def _repaired(document: dict[str, Any], file: str) -> Project | None:
+    """What the document would be without the faults of its fields; None if too little of it is left."""
+    content = deepcopy(document)
+    for _ in range(_REPAIRS):
+        try:
+            return _parsed(content, file)
+        except ValidationError as error:
+            repair(content, error, Project)
+    return None

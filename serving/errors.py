@@ -5,7 +5,8 @@ The tree lives in the lowest package so that every other package can raise it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -27,6 +28,49 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.where}: expected {self.expected}; got {self.got}. {self.remedy}"
+
+
+def shortened(value: object, limit: int = 60) -> str:
+    """A value as a message shows it: its repr, cut in the middle.
+
+    Example:
+        >>> shortened("a" * 100, limit=16)
+        "'aaaaa...aaaaaa'"
+    """
+    text = repr(value)
+    if len(text) <= limit:
+        return text
+    half = (limit - 3) // 2
+    return f"{text[:half]}...{text[-(limit - 3 - half) :]}"
+
+
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    """The name that a misspelt word most likely meant, or None.
+
+    Example:
+        >>> nearest("widht", ["heads", "width"])
+        'width'
+    """
+    close = difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def did_you_mean(word: str, names: Iterable[str], otherwise: str) -> str:
+    """The remedy for a misspelt word: the nearest name, or else `otherwise`."""
+    name = nearest(word, names)
+    return f"Did you mean `{name}`?" if name else otherwise
+
+
+def listed(names: Iterable[str], limit: int = 12) -> str:
+    """Names as a message shows them.
+
+    Example:
+        >>> listed(["b", "a", "c"], limit=2)
+        '`a`, `b`, ... (3 in all)'
+    """
+    ordered = sorted(set(names))
+    text = ", ".join(f"`{name}`" for name in ordered[:limit])
+    return text if len(ordered) <= limit else f"{text}, ... ({len(ordered)} in all)"
 
 
 class UserError(ValueError):

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from serving.ids import IdSpace
 from serving.numbers import NumberRule
@@ -33,8 +33,10 @@ class IdFeature(Section):
 
     kind: Literal["id"] = "id"
     name: Name = Field(description="Name of the feature, unique in its group.")
-    column: str | None = Field(None, description="Column of the source table; the feature's name if absent.")
-    table: Name | None = Field(None, description="Entry of `tables` that holds its ids; the feature's name if absent.")
+    column: str | None = Field(default=None, description="Column of the source table; the feature's name if absent.")
+    table: Name | None = Field(
+        default=None, description="Entry of `tables` that holds its ids; the feature's name if absent."
+    )
 
     @property
     def source(self) -> str:
@@ -50,8 +52,8 @@ class NumberFeature(Section):
 
     kind: Literal["number"]
     name: Name = Field(description="Name of the feature, unique in its group.")
-    column: str | None = Field(None, description="Column of the source table; the feature's name if absent.")
-    rule: NumberRule = Field(NumberRule(), description="How the raw number becomes a model input.")
+    column: str | None = Field(default=None, description="Column of the source table; the feature's name if absent.")
+    rule: NumberRule = Field(default=NumberRule(), description="How the raw number becomes a model input.")
 
     @property
     def source(self) -> str:
@@ -65,45 +67,56 @@ class Impressions(Section):
     """One row a candidate shown: which request, whom, when, where, what, and what came of it."""
 
     files: str = Field(description="Path or glob of parquet files, relative to the project file.")
-    request: str = Field("request_id", description="Column: rows of one page view, auction or basket share it.")
-    user: str = Field("user_id", description="Column: the user.")
-    time: str = Field("time", description="Column: when; one time a request. A timestamp, or an integer with `unit`.")
-    unit: TimeUnit | None = Field(None, description="Unit of `time` since 1970-01-01 UTC if the column is an integer.")
-    surface: str = Field("surface", description="Column: where; one surface a request.")
-    item: str = Field("item_id", description="Column: the candidate.")
-    row: str | None = Field(
-        None, description="Column: a unique int64 for the row. If absent, a hash of request and item is the row id."
+    request: str = Field(default="request_id", description="Column: rows of one page view, auction or basket share it.")
+    user: str = Field(default="user_id", description="Column: the user.")
+    time: str = Field(
+        default="time", description="Column: when; one time a request. A timestamp, or an integer with `unit`."
     )
-    context: tuple[Feature, ...] = Field((), description="Features with one value a request (store, hour, device).")
-    candidate: tuple[Feature, ...] = Field((), description="Features with a value a row (price shown, badge).")
+    unit: TimeUnit | None = Field(
+        default=None, description="Unit of `time` since 1970-01-01 UTC if the column is an integer."
+    )
+    surface: str = Field(default="surface", description="Column: where; one surface a request.")
+    item: str = Field(default="item_id", description="Column: the candidate.")
+    row: str | None = Field(
+        default=None,
+        description="Column: a unique int64 for the row. If absent, a hash of request and item is the row id.",
+    )
+    context: tuple[Feature, ...] = Field(
+        default=(), description="Features with one value a request (store, hour, device)."
+    )
+    candidate: tuple[Feature, ...] = Field(default=(), description="Features with a value a row (price shown, badge).")
 
 
 class EventLog(Section):
     """One behaviour log: what users did, and when. Its newest events before a request are that request's history."""
 
     files: str = Field(description="Path or glob of parquet files, relative to the project file.")
-    user: str = Field("user_id", description="Column: the user.")
-    time: str = Field("time", description="Column: when. A timestamp, or an integer with `unit`.")
-    unit: TimeUnit | None = Field(None, description="Unit of `time` since 1970-01-01 UTC if the column is an integer.")
-    item: str = Field("item_id", description="Column: the item.")
-    features: tuple[Feature, ...] = Field((), description="Features of the event itself (action, surface, quantity).")
-    limit: int = Field(256, ge=1, le=16384, description="Newest events before a request that a reader yields.")
+    user: str = Field(default="user_id", description="Column: the user.")
+    time: str = Field(default="time", description="Column: when. A timestamp, or an integer with `unit`.")
+    unit: TimeUnit | None = Field(
+        default=None, description="Unit of `time` since 1970-01-01 UTC if the column is an integer."
+    )
+    item: str = Field(default="item_id", description="Column: the item.")
+    features: tuple[Feature, ...] = Field(
+        default=(), description="Features of the event itself (action, surface, quantity)."
+    )
+    limit: int = Field(default=256, ge=1, le=16384, description="Newest events before a request that a reader yields.")
 
 
 class Items(Section):
     """One row an item, with what is known of it."""
 
     files: str = Field(description="Path or glob of parquet files, relative to the project file.")
-    item: str = Field("item_id", description="Column: the item.")
-    features: tuple[Feature, ...] = Field((), description="Features of the item.")
+    item: str = Field(default="item_id", description="Column: the item.")
+    features: tuple[Feature, ...] = Field(default=(), description="Features of the item.")
 
 
 class Users(Section):
     """One row a user, with what is known of them."""
 
     files: str = Field(description="Path or glob of parquet files, relative to the project file.")
-    user: str = Field("user_id", description="Column: the user.")
-    features: tuple[Feature, ...] = Field((), description="Features of the user.")
+    user: str = Field(default="user_id", description="Column: the user.")
+    features: tuple[Feature, ...] = Field(default=(), description="Features of the user.")
 
 
 class Data(Section):
@@ -111,30 +124,40 @@ class Data(Section):
 
     impressions: Impressions = Field(description="What was shown, and the labels.")
     events: dict[Name, EventLog] = Field(min_length=1, description="Behaviour logs by name.")
-    items: Items | None = Field(None, description="Features of items; every item without them is fine too.")
-    users: Users | None = Field(None, description="Features of users; every user without them is fine too.")
+    items: Items | None = Field(default=None, description="Features of items; every item without them is fine too.")
+    users: Users | None = Field(default=None, description="Features of users; every user without them is fine too.")
 
 
 class Objective(Section):
     """What came of a row: a column of 0, 1, or null where it is not known."""
 
-    column: str | None = Field(None, description="Label column of the impressions; the objective's name if absent.")
+    column: str | None = Field(
+        default=None, description="Label column of the impressions; the objective's name if absent."
+    )
     surfaces: tuple[str, ...] | None = Field(
-        None, description="Surfaces on which the objective exists; all of them if absent."
+        default=None, description="Surfaces on which the objective exists; all of them if absent."
     )
     delay: timedelta = Field(
-        timedelta(0),
+        default=timedelta(0),
         ge=timedelta(0),
         description="How long after the request the label is settled. Rows younger than this at the training cut "
         "are not learned from.",
     )
-    weight: float = Field(1.0, ge=0, le=1000, description="Weight of the objective in the training loss.")
+    weight: float = Field(default=1.0, ge=0, le=1000, description="Weight of the objective in the training loss.")
 
 
 class Split(Section):
     """Where the training period ends. Always by time, never at random."""
 
     test_from: datetime = Field(description="Requests at or after this time are test. No time zone means UTC.")
+
+    @field_validator("test_from", mode="before")
+    @classmethod
+    def _date_is_its_midnight(cls, value: object) -> object:
+        try:
+            return datetime.fromisoformat(value) if isinstance(value, str) else value
+        except ValueError:
+            return value
 
 
 class Schema(Section):

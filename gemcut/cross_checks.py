@@ -1,0 +1,193 @@
+"""What must hold between the sections of a project file. Each check returns every problem it finds.
+
+Places are paths in the project file; the loader puts the file's name before them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from foundation.config import ModelConfig
+from foundation.data.schema import ITEM, SURFACE, USER, Feature, IdFeature, Schema, Split
+from serving.errors import Problem, did_you_mean, listed
+from transfer.config import Placement
+
+Named = tuple[str, Feature]
+
+_RESERVED = (USER, ITEM, SURFACE)
+_EARLIEST, _LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
+_INT64 = range(-(2**63), 2**63)
+
+
+def check_tables(schema: Schema) -> Iterator[Problem]:
+    """The two tables every project has; listed integers fit 64 bits; `surface` holds text."""
+    for name in (USER, ITEM):
+        if name not in schema.tables:
+            remedy = did_you_mean(name, schema.tables, f"Add `{name}: {{buckets: 100_000}}`.")
+            yield Problem("tables", f"a table `{name}`", listed(schema.tables), remedy)
+    if SURFACE in schema.tables and schema.tables[SURFACE].type != "string":
+        remedy = "Remove it: the table of surfaces is made of `surfaces`."
+        yield Problem(f"tables.{SURFACE}", "type: string", "type: int", remedy)
+    for name, table in schema.tables.items():
+        for position, value in enumerate(table.values or ()):
+            if isinstance(value, int) and value not in _INT64:
+                where = f"tables.{name}.values.{position}"
+                yield Problem(where, "an integer of 64 bits with sign", str(value), "Use `buckets` instead.")
+
+
+def check_feature_tables(schema: Schema) -> Iterator[Problem]:
+    """Every id feature's table is declared."""
+    known = {*schema.tables, SURFACE}
+    for path, feature in _features(schema):
+        if isinstance(feature, IdFeature) and feature.table_name not in known:
+            field = "table" if feature.table else "name"
+            otherwise = f"Add `{feature.table_name}` to `tables`, or name the table with `table:`."
+            remedy = did_you_mean(feature.table_name, known, otherwise)
+            yield Problem(f"{path}.{field}", f"a table: {listed(known)}", f"`{feature.table_name}`", remedy)
+
+
+def check_feature_names(schema: Schema) -> Iterator[Problem]:
+    """Names are unique where they meet: among a request's, a candidate's and a log's features; none is reserved."""
+    for path, feature in _features(schema):
+        if feature.name in _RESERVED:
+            remedy = "It is there without being declared: remove it, or name it otherwise."
+            yield Problem(f"{path}.name", f"a name other than {listed(_RESERVED)}", f"`{feature.name}`", remedy)
+    for group in _groups(schema):
+        first: dict[str, str] = {}
+        for path, feature in group:
+            if feature.name in first:
+                got = f"`{feature.name}`, which {first[feature.name]} has too"
+                yield Problem(f"{path}.name", "a name once among features that meet", got, "Rename one of the two.")
+            first.setdefault(feature.name, path)
+
+
+def check_store_names(schema: Schema) -> Iterator[Problem]:
+    """No feature takes the name of a column that the request store has already."""
+    bounds = {f"{log}_{end}" for log in schema.data.events for end in ("start", "end")}
+    for path, feature in _features(schema):
+        taken = bounds if path.startswith("data.users.") else {"time"} if path.startswith("data.events.") else set()
+        if feature.name in taken:
+            remedy = "Rename the feature, and give its `column`."
+            yield Problem(f"{path}.name", "a name that the store does not use", f"`{feature.name}`", remedy)
+
+
+def check_surfaces(schema: Schema) -> Iterator[Problem]:
+    """Surfaces are distinct; objectives exist on known surfaces, each on at least one."""
+    yield from _repeated("surfaces", schema.surfaces)
+    for name, objective in schema.objectives.items():
+        where = f"objectives.{name}.surfaces"
+        if objective.surfaces is None:
+            continue
+        if not objective.surfaces:
+            yield Problem(where, "at least one surface", "none", "Name one, or remove the field for all of them.")
+        yield from _repeated(where, objective.surfaces)
+        for position, surface in enumerate(objective.surfaces):
+            yield from _unknown(f"{where}.{position}", surface, schema.surfaces, what="surfaces")
+
+
+def check_placements(schema: Schema, placements: Mapping[str, Placement]) -> Iterator[Problem]:
+    """A placement's surface exists, and its objectives exist on that surface."""
+    heads = set(schema.heads())
+    for name, placement in placements.items():
+        where = f"placements.{name}"
+        yield from _unknown(f"{where}.surface", placement.surface, schema.surfaces, what="surfaces")
+        yield from _repeated(f"{where}.objectives", placement.objectives)
+        for position, objective in enumerate(placement.objectives):
+            place = f"{where}.objectives.{position}"
+            yield from _unknown(place, objective, schema.objectives, what="objectives")
+            absent = objective in schema.objectives and (placement.surface, objective) not in heads
+            if absent and placement.surface in schema.surfaces:
+                here = [head for surface, head in heads if surface == placement.surface]
+                got = f"`{objective}`, which `objectives.{objective}.surfaces` does not put on `{placement.surface}`"
+                remedy = f"Remove it, or add `{placement.surface}` to `objectives.{objective}.surfaces`."
+                yield Problem(place, f"an objective on `{placement.surface}`: {listed(here)}", got, remedy)
+
+
+def check_history(schema: Schema, model: ModelConfig, placements: Mapping[str, Placement]) -> Iterator[Problem]:
+    """Nobody asks for more events than a reader yields."""
+    wanted = {f"placements.{name}.student.history": place.student.history for name, place in placements.items()}
+    wanted["foundation.model.encoder_events"] = model.encoder_events
+    for log, events in schema.data.events.items():
+        for where, asked in wanted.items():
+            if asked > events.limit:
+                limit = f"at most {events.limit}, the `limit` of `data.events.{log}`"
+                remedy = f"Lower it, or set `data.events.{log}.limit` to {asked}."
+                yield Problem(where, limit, str(asked), remedy)
+
+
+def check_heads(model: ModelConfig) -> Iterator[Problem]:
+    """Attention heads share the width evenly."""
+    if model.width % model.heads:
+        fitting = [heads for heads in range(1, min(model.width, 64) + 1) if model.width % heads == 0]
+        allowed = ", ".join(map(str, fitting))
+        got = f"{model.heads} with a width of {model.width}"
+        yield Problem("foundation.model.heads", f"a divisor of the width: {allowed}", got, "Change one of the two.")
+
+
+def check_budgets(placements: Mapping[str, Placement]) -> Iterator[Problem]:
+    """A measurement may last at least as long as it must."""
+    for name, placement in placements.items():
+        shortest, longest = placement.budget.min_duration_s, placement.budget.max_duration_s
+        if longest < shortest:
+            where = f"placements.{name}.budget.max_duration_s"
+            remedy = "Raise it, or lower `min_duration_s`."
+            yield Problem(where, f"at least `min_duration_s`, {shortest:g}", f"{longest:g}", remedy)
+
+
+def check_split(split: Split) -> Iterator[Problem]:
+    """The split lies in this century; a number there is read as seconds since 1970, and 20171101 is no such number."""
+    start = split.test_from if split.test_from.tzinfo else split.test_from.replace(tzinfo=UTC)
+    if not _EARLIEST <= start < _LATEST:
+        remedy = "Write for example `2017-11-01` or `2017-11-01T12:00:00Z`."
+        yield Problem("split.test_from", "a time from 2000 to 2099", start.isoformat(), remedy)
+
+
+def check_finite(content: Any, path: str = "") -> Iterator[Problem]:
+    """No number of the file is infinite."""
+    if isinstance(content, float) and not math.isfinite(content):
+        yield Problem(path, "a finite number", str(content), "Write a large number instead.")
+    elif isinstance(content, Mapping | list | tuple):
+        parts = content.items() if isinstance(content, Mapping) else enumerate(content)
+        for key, value in parts:
+            yield from check_finite(value, f"{path}.{key}" if path else str(key))
+
+
+def _features(schema: Schema) -> Iterator[Named]:
+    """Every declared feature with its path, once."""
+    seen: set[str] = set()
+    for group in _groups(schema):
+        for path, feature in group:
+            if path not in seen:
+                seen.add(path)
+                yield path, feature
+
+
+def _groups(schema: Schema) -> Iterator[list[Named]]:
+    """Features that a model sees side by side, so that their names must differ."""
+    data = schema.data
+    items = _named("data.items.features", data.items.features if data.items else ())
+    users = _named("data.users.features", data.users.features if data.users else ())
+    yield users + _named("data.impressions.context", data.impressions.context)
+    yield items + _named("data.impressions.candidate", data.impressions.candidate)
+    for name, log in data.events.items():
+        yield items + _named(f"data.events.{name}.features", log.features)
+
+
+def _named(path: str, features: Sequence[Feature]) -> list[Named]:
+    return [(f"{path}.{position}", feature) for position, feature in enumerate(features)]
+
+
+def _repeated(where: str, names: Sequence[str]) -> Iterator[Problem]:
+    for name, count in Counter(names).items():
+        if count > 1:
+            yield Problem(where, "each name once", f"`{name}` {count} times", "Remove the repetition.")
+
+
+def _unknown(where: str, name: str, known: Sequence[str] | Mapping[str, Any], *, what: str) -> Iterator[Problem]:
+    if name not in known:
+        remedy = did_you_mean(name, known, f"Add it to `{what}`, or use one of them.")
+        yield Problem(where, f"one of `{what}`: {listed(known)}", f"`{name}`", remedy)
