@@ -59,16 +59,17 @@ def repair(document: Any, error: ValidationError, root: type[BaseModel]) -> None
             continue
         parent: Any = _at(document, path[:-1])
         section = locate(root, path[:-1])[1]
+        last: Any = path[-1]
         if detail["type"] == "extra_forbidden":
-            _rename(parent, str(path[-1]), names=field_names(section))
+            _rename(parent, str(last), names=field_names(section))
         elif detail["type"].startswith("union_tag") and isinstance(detail["input"], dict):
             _at(document, path)["kind"] = "number"  # which needs no table
-        elif detail["type"] == "missing" and path[-1] in parent:  # renamed just now
+        elif detail["type"] == "missing" and last in parent:  # renamed just now
             continue
-        elif isinstance(parent, list) or (isinstance(parent, dict) and _is_required(section, path[-1])):
-            parent[path[-1]] = str(detail["input"]) if detail["type"] == "string_type" else _stand_in(kind)
+        elif isinstance(parent, list) or (isinstance(parent, dict) and _is_required(section, last)):
+            parent[last] = str(detail["input"]) if detail["type"] == "string_type" else _stand_in(kind)
         elif isinstance(parent, dict):
-            parent.pop(path[-1], None)
+            parent.pop(last, None)
 
 
 def _at(document: Any, path: Sequence[str | int]) -> Any:

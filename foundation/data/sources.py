@@ -30,7 +30,7 @@ EXPECTED = {
     "key": "an integer or string column",
     "number": "a numeric column",
     "label": "a column of 0, 1 and null",
-    "time": "a timestamp column, or integers with `unit`",
+    "time": "a timestamp column without `unit`, or integers with one",
 }
 
 
@@ -62,6 +62,7 @@ class Column:
         expression: SQL of the normal form. Integers are BIGINT (uint64 by its bit pattern), strings VARCHAR, numbers
             DOUBLE, labels TINYINT, times BIGINT microseconds since 1970 UTC, surfaces INTEGER places in the list.
         checks: what its rows may not be.
+        types: what the files hold, one a file.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Column:
     kind: Kind
     expression: str = ""
     checks: tuple[Check, ...] = ()
+    types: tuple[pa.DataType, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +122,24 @@ def read_sources(schema: Schema, root: Path) -> tuple[Source, ...]:
     Raises:
         DataError: with every missing or unreadable file, empty table, missing column and column of a wrong type.
     """
+    sources, problems = find_sources(schema, root)
+    if problems:
+        raise DataError(problems)
+    return sources
+
+
+def find_sources(schema: Schema, root: Path) -> tuple[tuple[Source, ...], tuple[Problem, ...]]:
+    """`read_sources` for who wants to look further: the sound columns of the sound tables, and what is wrong."""
     problems: list[Problem] = []
-    sources = []
+    sources: list[Source] = []
     for name, pattern, columns in _declared(schema):
         where = f"data.{name}.files"
         files, schemas, num_rows = _footers(where, root, pattern, problems=problems)
         if schemas:
             typed = [_typed(column, files, schemas, schema=schema, problems=problems) for column in columns]
-            sources.append(Source(name, tuple(files), tuple(typed), num_rows))
-    if problems:
-        raise DataError(problems)
-    return tuple(sources)
+            sound = tuple(column for column in typed if column.expression)
+            sources.append(Source(name, tuple(files), sound, num_rows))
+    return tuple(sources), tuple(problems)
 
 
 def _declared(schema: Schema) -> Iterator[tuple[str, str, list[Column]]]:
@@ -242,13 +251,17 @@ def _type_problem(column: Column, found: pa.DataType, unit: TimeUnit | None) -> 
         "key": types.is_integer(found) or _is_string(found),
         "number": number,
         "label": number and not types.is_decimal(found),
-        "time": types.is_timestamp(found) or types.is_date(found) or (types.is_integer(found) and unit is not None),
+        "time": types.is_timestamp(found) if unit is None else types.is_integer(found),
     }
     if types.is_null(found) or fits[column.kind]:
         return None
     remedy = "Cast the column, or change its declaration."
     if column.kind == "time" and types.is_integer(found):
         remedy = "State its unit in the project file: `unit: s`, `ms`, `us` or `ns`."
+    elif column.kind == "time" and types.is_timestamp(found):
+        remedy = "Remove `unit` from the project file: a timestamp has its own."
+    elif column.kind == "time" and types.is_date(found):
+        remedy = "Give the time of day too: of two requests on one day nobody could say which came first."
     elif column.kind in ("int", "key") and types.is_floating(found):
         remedy = "Cast it to int64 (a null makes some libraries write integers as floats), or declare another type."
     elif column.kind == "int" and _is_string(found):
@@ -295,7 +308,7 @@ def _normal_form(
         broken = f"NOT ({exact} >= 0 AND {exact} < {LATEST_US})"
         expected = "a time from 1970 to 2255" + (f" with unit {unit}" if unit else "")
         checks.append(Check(broken, expected, "Correct `unit`, or drop these rows."))
-    return Column(column.name, column.source, column.where, column.kind, expression, tuple(checks))
+    return Column(column.name, column.source, column.where, column.kind, expression, tuple(checks), tuple(types))
 
 
 def _microseconds(raw: str, types: list[pa.DataType], unit: TimeUnit | None) -> str:
