@@ -1,6 +1,6 @@
 """Files on disk that are either whole or not there: write aside, fsync, rename; and digests to recognise them by.
 
-A crash leaves at most a hidden `.NAME.HOST-PID-*.partial` beside the target, which the next write of that target removes.
+A crash leaves at most a hidden `.NAME.HOST-PID-*.partial` beside the target; the next write of that target removes it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def staged_folder(target: Path) -> Iterator[Path]:
     An existing target stays until the end; between its going and the new one's coming are two renames and nothing else.
 
     Raises:
-        UserError: the disk is full, read-only or not ours, or `target` is a file. Other errors of the block pass as they are.
+        UserError: the disk is full, read-only or not ours, or `target` is a file. Other errors of the block pass as
+            they are.
     """
     with disk_errors(target):
         _refuse_file(target)

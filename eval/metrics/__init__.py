@@ -1,1 +1,1 @@
-"""Metrics on plain numbers: one formula each, numpy in, float out."""
+"""Metrics of binary predictions, one formula each, in float64. Undefined is NaN, never 0."""
