@@ -1,0 +1,47 @@
+"""The processes of a job: one by default, many under torchrun; the same code for both."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process among its peers."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """True on the one rank that prints, tracks and writes shared files."""
+        return self.rank == 0
+
+
+@contextmanager
+def joined_world(threads: int) -> Iterator[World]:
+    """Join the process group that torchrun announced, or make one of this process alone; leave it at the end.
+
+    gloo on CPU, nccl where there is a GPU for each local rank. `threads` bounds torch's operators in this process.
+    """
+    torch.set_num_threads(threads)
+    launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    if launched:
+        dist.init_process_group("nccl" if cuda else "gloo")
+    else:
+        dist.init_process_group("nccl" if cuda else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield World(dist.get_rank(), dist.get_world_size(), device)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,207 @@
+"""The soft-label store: a teacher's scores keyed by row id, stamped with who scored what. `docs/soft-labels.md` is its layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from eval.artifacts import FileDigest, digests_of, fingerprint, verify_files, write_json
+from serving.errors import MismatchError, Problem
+
+MANIFEST_FILE = "manifest.json"
+Kind = Literal["progressive", "frozen"]
+NOTHING_LEARNED = int(np.iinfo(np.int64).min)
+
+
+class SoftLabelManifest(BaseModel):
+    """Who scored which data.
+
+    Attributes:
+        teacher: digest of the training run (progressive) or of the checkpoint (frozen).
+        kind: how the scores were made.
+        data_fingerprint: of the request store.
+        schema_digest: of the schema the teacher read it with.
+        objectives: columns, in order.
+        num_rows: rows scored.
+        files: by name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    teacher: str
+    kind: Kind
+    data_fingerprint: str
+    schema_digest: str
+    objectives: tuple[str, ...]
+    num_rows: int
+    files: dict[str, FileDigest]
+
+
+@dataclass(frozen=True, slots=True)
+class SoftLabels:
+    """Scores in memory, ready to be joined to any rows.
+
+    Attributes:
+        manifest: of the store they came from.
+        row_ids: [N] int64, ascending.
+        cutoffs_us: [N] int64; request time of the newest row that the teacher had learned from, `NOTHING_LEARNED` if none.
+        logits: [N, K] float32; NaN where there is no head.
+    """
+
+    manifest: SoftLabelManifest
+    row_ids: NDArray[np.int64]
+    cutoffs_us: NDArray[np.int64]
+    logits: NDArray[np.float32]
+
+    @property
+    def digest(self) -> str:
+        """sha256 over the store's files."""
+        return fingerprint(self.manifest.files)
+
+    def of_rows(self, row_ids: NDArray[np.int64], times_us: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Logits of the given rows, NaN where the teacher did not score one.
+
+        Args:
+            row_ids: [M] int64, any order.
+            times_us: [M] int64, each row's request time.
+
+        Returns:
+            [M, K] float32.
+
+        Raises:
+            MismatchError: a row is older than what its teacher had learned from, so that its label may have leaked into its score.
+        """
+        if len(self.row_ids) == 0:
+            return np.full((len(row_ids), self.logits.shape[1]), np.nan, dtype=np.float32)
+        found = np.searchsorted(self.row_ids, row_ids).clip(max=len(self.row_ids) - 1)
+        known = self.row_ids[found] == row_ids
+        leaked = known & (self.cutoffs_us[found] > times_us)
+        if leaked.any():
+            row = int(row_ids[leaked][0])
+            raise MismatchError(
+                Problem(
+                    where=f"soft labels of teacher {self.manifest.teacher[:12]}, row {row}",
+                    expected=f"a teacher that had learned from nothing newer than the row, {times_us[leaked][0]} us",
+                    got=f"a cutoff of {self.cutoffs_us[found][leaked][0]} us ({int(leaked.sum())} rows alike)",
+                    remedy="Use the progressive scores of the training run, or a checkpoint from before these rows.",
+                )
+            )
+        logits = self.logits[found]
+        return np.where(known[:, None], logits, np.float32(np.nan))
+
+
+class SoftLabelWriter:
+    """Collects scored rows and writes them in parts; `publish` makes them a store."""
+
+    def __init__(self, folder: Path, objectives: tuple[str, ...], *, rank: int = 0) -> None:
+        self.folder = folder
+        self.objectives = objectives
+        self.rank = rank
+        self.num_parts = 0
+        self._rows: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]] = []
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def add(self, row_ids: NDArray[np.int64], cutoffs_us: NDArray[np.int64], logits: NDArray[np.float32]) -> None:
+        """Take [M] row ids, [M] cutoffs and [M, K] logits (NaN where there is no head)."""
+        self._rows.append((row_ids, cutoffs_us, logits))
+
+    def flush(self) -> None:
+        """Write what was added since the last flush as the next part, whole or not at all."""
+        if not self._rows:
+            return
+        row_ids, cutoffs, logits = (np.concatenate(column) for column in zip(*self._rows, strict=True))
+        columns: dict[str, pa.Array] = {"row_id": pa.array(row_ids), "cutoff": pa.array(cutoffs)}
+        for place, objective in enumerate(self.objectives):
+            columns[f"logit.{objective}"] = pa.array(logits[:, place], from_pandas=True)
+        target = self.folder / part_name(self.rank, self.num_parts)
+        aside = target.with_suffix(".partial")
+        pq.write_table(pa.table(columns), aside, compression="zstd")
+        aside.replace(target)
+        self.num_parts += 1
+        self._rows.clear()
+
+    def rewind(self, num_parts: int) -> None:
+        """Drop every part after the first `num_parts`: they belong to steps that will be made again."""
+        for path in sorted(self.folder.glob(f"part-{self.rank:04d}-*"))[num_parts:]:
+            path.unlink()
+        (self.folder / MANIFEST_FILE).unlink(missing_ok=True)
+        self.num_parts = num_parts
+        self._rows.clear()
+
+    def publish(self, *, teacher: str, kind: Kind, data_fingerprint: str, schema_digest: str) -> None:
+        """Write the last part and the manifest, which makes the folder a store."""
+        self.flush()
+        files = digests_of(self.folder, exclude=(MANIFEST_FILE,))
+        num_rows = sum(pq.read_metadata(self.folder / name).num_rows for name in files)
+        manifest = SoftLabelManifest(
+            teacher=teacher,
+            kind=kind,
+            data_fingerprint=data_fingerprint,
+            schema_digest=schema_digest,
+            objectives=self.objectives,
+            num_rows=num_rows,
+            files=files,
+        )
+        write_json(self.folder / MANIFEST_FILE, manifest.model_dump(mode="json"))
+
+
+def part_name(rank: int, number: int) -> str:
+    """File name of a rank's part."""
+    return f"part-{rank:04d}-{number:05d}.parquet"
+
+
+def read_soft_labels(folder: Path, *, data_fingerprint: str, schema_digest: str, teacher: str | None = None) -> SoftLabels:
+    """Read a store and refuse one that was made from other data, by another schema or by another teacher.
+
+    Raises:
+        MismatchError: with every difference.
+    """
+    manifest = _read_manifest(folder)
+    expected = {"data_fingerprint": data_fingerprint, "schema_digest": schema_digest}
+    if teacher is not None:
+        expected["teacher"] = teacher
+    problems = [
+        Problem(
+            where=f"{folder / MANIFEST_FILE}: {name}",
+            expected=value[:12],
+            got=str(getattr(manifest, name))[:12],
+            remedy="These soft labels belong to other data or another teacher: run `gemcut train` or `gemcut label` again.",
+        )
+        for name, value in expected.items()
+        if getattr(manifest, name) != value
+    ]
+    if problems:
+        raise MismatchError(problems)
+    verify_files(folder, manifest.files)
+    table = pa.concat_tables(_parts(folder, manifest))
+    row_ids = table["row_id"].to_numpy()
+    order = np.argsort(row_ids, kind="stable")
+    logits = np.stack(
+        [table[f"logit.{name}"].to_numpy().astype(np.float32, copy=False) for name in manifest.objectives], axis=1
+    )
+    return SoftLabels(manifest, row_ids[order], table["cutoff"].to_numpy()[order], logits[order])
+
+
+def _parts(folder: Path, manifest: SoftLabelManifest) -> Iterator[pa.Table]:
+    for name in sorted(manifest.files):
+        yield pq.read_table(folder / name)
+
+
+def _read_manifest(folder: Path) -> SoftLabelManifest:
+    path = folder / MANIFEST_FILE
+    remedy = "Run `gemcut train` (progressive scores) or `gemcut label` to write the store."
+    if not path.is_file():
+        raise MismatchError(Problem(str(path), "a soft-label store", "no such file", remedy))
+    try:
+        return SoftLabelManifest.model_validate(orjson.loads(path.read_bytes()))
+    except (orjson.JSONDecodeError, ValidationError) as error:
+        raise MismatchError(Problem(str(path), "a soft-label manifest", str(error).splitlines()[0], remedy)) from error

@@ -1,0 +1,156 @@
+"""Checkpoints: tensors as safetensors through torch.distributed.checkpoint, the rest as JSON, committed by rename.
+
+    checkpoints/step-00000500/
+        manifest.json        what it belongs to, sha256 and size of every other file
+        state.json           step, reader position, progressive metrics
+        *.safetensors        model, tables, both optimizers; one file a rank, loadable by any number of ranks
+
+Nothing is pickled. A folder without a valid manifest is not a checkpoint.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch.distributed as dist
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+
+from eval.artifacts import FileDigest, digests_of, fingerprint, staged_folder, verify_files, write_json
+from foundation.parallel.world import World
+from serving.errors import MismatchError, Problem
+
+MANIFEST_FILE = "manifest.json"
+STATE_FILE = "state.json"
+
+
+class Identity(BaseModel):
+    """What a checkpoint belongs to: it is refused everywhere else."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: str
+    schema_digest: str
+    data_fingerprint: str
+
+
+class CheckpointManifest(BaseModel):
+    """The commit record of a checkpoint."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: int
+    identity: Identity
+    files: dict[str, FileDigest]
+
+    @property
+    def digest(self) -> str:
+        """sha256 over the files: the teacher's version."""
+        return fingerprint(self.files)
+
+
+def save_checkpoint(
+    folder: Path, *, step: int, tensors: dict[str, Tensor], state: dict[str, Any], identity: Identity, world: World
+) -> None:
+    """Write a checkpoint of all ranks; it exists when the rename is done, and not before."""
+    target = folder / f"step-{step:08d}"
+    if not world.is_first:
+        _write_tensors(_broadcast(None), tensors)
+        dist.barrier()
+        return
+    with staged_folder(target) as stage:
+        _write_tensors(_broadcast(str(stage)), tensors)
+        dist.barrier()
+        write_json(stage / STATE_FILE, state)
+        files = digests_of(stage, exclude=(MANIFEST_FILE,))
+        manifest = CheckpointManifest(step=step, identity=identity, files=files)
+        write_json(stage / MANIFEST_FILE, manifest.model_dump(mode="json"))
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Committed checkpoints, oldest first."""
+    return sorted(path for path in folder.glob("step-*") if (path / MANIFEST_FILE).is_file())
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints."""
+    for path in list_checkpoints(folder)[:-keep]:
+        shutil.rmtree(path)
+
+
+def read_manifest(checkpoint: Path) -> CheckpointManifest:
+    """The commit record; raises MismatchError where it is missing or malformed."""
+    path = checkpoint / MANIFEST_FILE
+    remedy = "Choose another checkpoint, or train again."
+    if not path.is_file():
+        raise MismatchError(Problem(str(path), "a committed checkpoint", "no manifest", remedy))
+    try:
+        return CheckpointManifest.model_validate(orjson.loads(path.read_bytes()))
+    except (orjson.JSONDecodeError, ValidationError) as error:
+        raise MismatchError(Problem(str(path), "a checkpoint manifest", str(error).splitlines()[0], remedy)) from error
+
+
+def check_identity(checkpoint: Path, manifest: CheckpointManifest, expected: Identity) -> None:
+    """Refuse a checkpoint of another store, schema or run."""
+    what = {
+        "data_fingerprint": "the request store it was trained on; `prepare` made another one since",
+        "schema_digest": "the schema of the project file; tables, features, surfaces or objectives were changed since",
+        "run": "the same model, training settings and seed; the project file was changed since",
+    }
+    problems = [
+        Problem(
+            where=f"{checkpoint / MANIFEST_FILE}: identity.{name}",
+            expected=f"{wanted[:12]}, {what[name]}",
+            got=str(getattr(manifest.identity, name))[:12],
+            remedy="Restore what was changed, or start again with `gemcut train --fresh`.",
+        )
+        for name, wanted in expected.model_dump().items()
+        if getattr(manifest.identity, name) != wanted
+    ]
+    if problems:
+        raise MismatchError(problems)
+
+
+def load_checkpoint(checkpoint: Path, *, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Read a checkpoint into `tensors` in place, after verifying every file, and return its state.
+
+    Raises:
+        MismatchError: a file is missing, truncated or changed, or the tensors are not the ones that were saved.
+    """
+    manifest = read_manifest(checkpoint)
+    verify_files(checkpoint, manifest.files)
+    reader = HuggingFaceStorageReader(str(checkpoint))
+    saved = set(reader.read_metadata().state_dict_metadata)
+    if saved != set(tensors):
+        odd = sorted(saved ^ set(tensors))
+        raise MismatchError(
+            Problem(
+                where=str(checkpoint),
+                expected=f"the model's {len(tensors)} tensors",
+                got=f"{len(saved)} tensors; the first of {len(odd)} that differ is {odd[0]}",
+                remedy="The checkpoint is of another model: restore the project file it was made with.",
+            )
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(dict(tensors), storage_reader=reader)
+    return orjson.loads((checkpoint / STATE_FILE).read_bytes())
+
+
+def _write_tensors(folder: str, tensors: dict[str, Tensor]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(dict(tensors), storage_writer=HuggingFaceStorageWriter(folder, save_distributed=True))
+
+
+def _broadcast(value: str | None) -> str:
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    assert box[0] is not None, "rank 0 sends the folder"
+    return box[0]

@@ -1,0 +1,30 @@
+"""The training loss: binary cross entropy on the labels that are known."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def masked_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sum over objectives of the mean cross entropy of the objective's known labels.
+
+    Args:
+        logits: [N, K]; NaN where the (surface, objective) pair has no head.
+        labels: [N, K] in [0, 1]; NaN where unknown.
+        weights: [K], at least 0.
+
+    Returns:
+        A scalar in nats. An objective without a known label adds 0, with a gradient of 0.
+
+    Example:
+        >>> half = masked_cross_entropy(torch.zeros(2, 1), torch.tensor([[1.0], [torch.nan]]), torch.ones(1))
+        >>> round(half.item(), 4)
+        0.6931
+    """
+    known = labels.isfinite() & logits.isfinite()
+    safe_logits, safe_labels = torch.where(known, logits, 0.0), torch.where(known, labels, 0.0)
+    losses = functional.binary_cross_entropy_with_logits(safe_logits, safe_labels, reduction="none")
+    means = (losses * known).sum(0) / known.sum(0).clamp(min=1)
+    return (means * weights).sum()

@@ -1,0 +1,94 @@
+"""A model in training: score a batch first, then learn from it; and all the state that a resumed run needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from foundation.model.inputs import RequestTensors
+from foundation.parallel.sharding import shard
+from foundation.parallel.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerConfig:
+    """Rates of the two optimizers: AdamW for the dense part, row-wise AdaGrad for the tables."""
+
+    dense_learning_rate: float
+    table_learning_rate: float
+    weight_decay: float = 0.0
+    gradient_clip: float = 1.0
+
+
+AUXILIARY = ".auxiliary."
+"""Part of the name of every parameter that only helps to train: its gradient norm must not clip the model's."""
+
+
+class Trainer:
+    """Owns a sharded model and its optimizers."""
+
+    def __init__(self, model: nn.Module, world: World, config: OptimizerConfig) -> None:
+        self.world = world
+        self.gradient_clip = config.gradient_clip
+        self.model: DistributedModelParallel = shard(model, world, table_learning_rate=config.table_learning_rate)
+        named = [(name, p) for name, p in self.model.named_parameters() if ".collection." not in name]
+        self.dense = [parameter for _, parameter in named]
+        self._clipped_apart = (
+            [parameter for name, parameter in named if AUXILIARY not in f".{name}"],
+            [parameter for name, parameter in named if AUXILIARY in f".{name}"],
+        )
+        self.dense_optimizer = torch.optim.AdamW(
+            self.dense, lr=config.dense_learning_rate, weight_decay=config.weight_decay
+        )
+
+    def step(self, batch: RequestTensors, loss_of: Callable[[Any], Tensor]) -> tuple[Any, Tensor]:
+        """Score `batch`, then learn from it.
+
+        Args:
+            batch: on the world's device.
+            loss_of: the model's outputs → scalar loss.
+
+        Returns:
+            (the model's outputs before it learned, the loss), both detached and still on the device.
+        """
+        outputs = self.model(batch)
+        loss = loss_of(outputs)
+        self.dense_optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        for parameters in self._clipped_apart:
+            nn.utils.clip_grad_norm_(parameters, self.gradient_clip)
+        self.dense_optimizer.step()
+        return outputs, loss.detach()
+
+    def score(self, batch: RequestTensors) -> Any:
+        """The model's outputs for a batch that is not learned from."""
+        self.model.eval()
+        with torch.no_grad():
+            outputs = self.model(batch)
+        self.model.train()
+        return outputs
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor a resumed run needs, by a flat name; loading into them in place restores the trainer."""
+        named = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        for parameter, state in self.model.fused_optimizer.state_dict()["state"].items():
+            named |= {f"table_optimizer.{parameter}.{name}": value for name, value in state.items()}
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        for parameter in self.dense:
+            for name, value in self._dense_state(parameter).items():
+                named[f"dense_optimizer.{names[id(parameter)]}.{name}"] = value
+        return named
+
+    def _dense_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """AdamW's state, made before its first step if need be, so that a load finds somewhere to go."""
+        state = self.dense_optimizer.state[parameter]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        return state
