@@ -9,9 +9,9 @@ from __future__ import annotations
 import difflib
 import glob
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -59,6 +59,7 @@ class Column:
         source: the column of the files.
         where: the field of the project file that names it.
         kind: what it holds.
+        unit: of a time: what integers count.
         expression: SQL of the normal form. Integers are BIGINT (uint64 by its bit pattern), strings VARCHAR, numbers
             DOUBLE, labels TINYINT, times BIGINT microseconds since 1970 UTC, surfaces INTEGER places in the list.
         checks: what its rows may not be.
@@ -69,6 +70,7 @@ class Column:
     source: str
     where: str
     kind: Kind
+    unit: TimeUnit | None = None
     expression: str = ""
     checks: tuple[Check, ...] = ()
     types: tuple[pa.DataType, ...] = ()
@@ -83,18 +85,21 @@ class Source:
         files: parquet files, sorted by path.
         columns: what is read of it.
         num_rows: rows in all files together, by their footers.
+        limit: read only this many, the first ones; all if absent.
     """
 
     name: str
     files: tuple[Path, ...]
     columns: tuple[Column, ...]
     num_rows: int
+    limit: int | None = None
 
     @property
     def table(self) -> str:
         """The files as a SQL table with their own columns, and `file_index`, `file_row_number`: the source order."""
         files = ", ".join(quote(str(file)) for file in self.files)
-        return f"read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
+        rows = f"read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
+        return f"(SELECT *, file_index, file_row_number FROM {rows} LIMIT {self.limit})" if self.limit else rows
 
     def select(self, names: Sequence[str] | None = None, *, order: bool = False) -> str:
         """SQL of the projection, all columns or those named; with `order` also `file_index` and `file_row_number`."""
@@ -110,6 +115,14 @@ class Source:
     def named(self, prefix: str) -> tuple[str, ...]:
         """Names of the columns that begin with "context.", "candidate.", "label." or "feature.", in order."""
         return tuple(column.name for column in self.columns if column.name.startswith(prefix))
+
+
+class Table(NamedTuple):
+    """A table as it is declared, before its files are seen: columns have no expression and no checks yet."""
+
+    name: str
+    pattern: str
+    columns: list[Column]
 
 
 def read_sources(schema: Schema, root: Path) -> tuple[Source, ...]:
@@ -132,24 +145,24 @@ def find_sources(schema: Schema, root: Path) -> tuple[tuple[Source, ...], tuple[
     """`read_sources` for who wants to look further: the sound columns of the sound tables, and what is wrong."""
     problems: list[Problem] = []
     sources: list[Source] = []
-    for name, pattern, columns in _declared(schema):
-        where = f"data.{name}.files"
-        files, schemas, num_rows = _footers(where, root, pattern, problems=problems)
+    for table in declared_tables(schema):
+        where = f"data.{table.name}.files"
+        files, schemas, num_rows = _footers(where, root, table.pattern, problems=problems)
         if schemas:
-            typed = [_typed(column, files, schemas, schema=schema, problems=problems) for column in columns]
+            typed = [_typed(column, files, schemas, schema=schema, problems=problems) for column in table.columns]
             sound = tuple(column for column in typed if column.expression)
-            sources.append(Source(name, tuple(files), sound, num_rows))
+            sources.append(Source(table.name, tuple(files), sound, num_rows))
     return tuple(sources), tuple(problems)
 
 
-def _declared(schema: Schema) -> Iterator[tuple[str, str, list[Column]]]:
-    """Name, file pattern and untyped columns of every table."""
+def declared_tables(schema: Schema) -> Iterator[Table]:
+    """Every table that the schema declares: impressions, events by log, items, users."""
     data, user, item = schema.data, schema.tables["user"].type, schema.tables["item"].type
     shown, where = data.impressions, "data.impressions"
     columns = [
         Column("request", shown.request, f"{where}.request", "key"),
         Column("user", shown.user, f"{where}.user", user),
-        Column("time", shown.time, f"{where}.time", "time"),
+        Column("time", shown.time, f"{where}.time", "time", shown.unit),
         Column("surface", shown.surface, f"{where}.surface", "string"),
         Column("item", shown.item, f"{where}.item", item),
     ]
@@ -158,22 +171,24 @@ def _declared(schema: Schema) -> Iterator[tuple[str, str, list[Column]]]:
     columns += _features(schema, shown.candidate, f"{where}.candidate", prefix="candidate.")
     for name, objective in schema.objectives.items():
         columns.append(Column(f"label.{name}", objective.column or name, f"objectives.{name}.column", "label"))
-    yield "impressions", shown.files, columns
+    yield Table("impressions", shown.files, columns)
     for name, log in data.events.items():
         where = f"data.events.{name}"
         columns = [
             Column("user", log.user, f"{where}.user", user),
-            Column("time", log.time, f"{where}.time", "time"),
+            Column("time", log.time, f"{where}.time", "time", log.unit),
             Column("item", log.item, f"{where}.item", item),
             *_features(schema, log.features, f"{where}.features", prefix="feature."),
         ]
-        yield f"events.{name}", log.files, columns
+        yield Table(f"events.{name}", log.files, columns)
     if data.items:
         features = _features(schema, data.items.features, "data.items.features", prefix="feature.")
-        yield "items", data.items.files, [Column("item", data.items.item, "data.items.item", item), *features]
+        columns = [Column("item", data.items.item, "data.items.item", item), *features]
+        yield Table("items", data.items.files, columns)
     if data.users:
         features = _features(schema, data.users.features, "data.users.features", prefix="feature.")
-        yield "users", data.users.files, [Column("user", data.users.user, "data.users.user", user), *features]
+        columns = [Column("user", data.users.user, "data.users.user", user), *features]
+        yield Table("users", data.users.files, columns)
 
 
 def _features(schema: Schema, features: tuple[Feature, ...], where: str, *, prefix: str) -> list[Column]:
@@ -215,7 +230,6 @@ def _typed(
 ) -> Column:
     """The column with its normal form and checks, by the types it has in the files."""
     types: list[pa.DataType] = []
-    unit = _unit(schema, column)
     for file, names in zip(files, schemas, strict=True):
         if column.source not in names.names:
             close = difflib.get_close_matches(column.source, names.names, n=1)
@@ -223,7 +237,7 @@ def _typed(
             problems.append(Problem(f"{file}: {column.where}", f"a column {column.source!r}", "none", remedy))
             return column
         found = names.field(column.source).type
-        problem = _type_problem(column, found, unit)
+        problem = _type_problem(column, found)
         if problem is None and types and column.kind == "key" and _is_string(found) != _is_string(types[0]):
             problem = (f"type {types[0]}, as in {files[0].name}", "Write both with one type.")
         if problem:
@@ -231,17 +245,10 @@ def _typed(
             problems.append(Problem(where, problem[0], f"type {found}", problem[1]))
             return column
         types.append(found)
-    return _normal_form(column, types, unit=unit, surfaces=schema.surfaces)
+    return _normal_form(column, types, schema.surfaces)
 
 
-def _unit(schema: Schema, column: Column) -> TimeUnit | None:
-    if column.kind != "time":
-        return None
-    _, table, *log = column.where.split(".")
-    return schema.data.impressions.unit if table == "impressions" else schema.data.events[log[0]].unit
-
-
-def _type_problem(column: Column, found: pa.DataType, unit: TimeUnit | None) -> tuple[str, str] | None:
+def _type_problem(column: Column, found: pa.DataType) -> tuple[str, str] | None:
     """What was expected and what to do, if a column of this kind can not have this type."""
     types = pa.types
     number = types.is_integer(found) or types.is_floating(found) or types.is_decimal(found) or types.is_boolean(found)
@@ -251,7 +258,7 @@ def _type_problem(column: Column, found: pa.DataType, unit: TimeUnit | None) -> 
         "key": types.is_integer(found) or _is_string(found),
         "number": number,
         "label": number and not types.is_decimal(found),
-        "time": types.is_timestamp(found) if unit is None else types.is_integer(found),
+        "time": types.is_timestamp(found) if column.unit is None else types.is_integer(found),
     }
     if types.is_null(found) or fits[column.kind]:
         return None
@@ -274,9 +281,8 @@ def _is_string(found: pa.DataType) -> bool:
     return pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found)
 
 
-def _normal_form(
-    column: Column, types: list[pa.DataType], *, unit: TimeUnit | None, surfaces: tuple[str, ...]
-) -> Column:
+def _normal_form(column: Column, types: list[pa.DataType], surfaces: tuple[str, ...]) -> Column:
+    """The column with its expression and checks."""
     raw = identifier(column.source)
     checks: list[Check] = []
     if "." not in column.name:
@@ -303,12 +309,12 @@ def _normal_form(
         broken = f"{value} NOT IN (0, 1) AND NOT isnan({value})"
         checks.append(Check(broken, "0, 1, or null where it is not known", "Correct the label column."))
     else:
-        exact = _microseconds(raw, types, unit)
+        exact = _microseconds(raw, types, column.unit)
         expression = f"CAST({exact} AS BIGINT)"
         broken = f"NOT ({exact} >= 0 AND {exact} < {LATEST_US})"
-        expected = "a time from 1970 to 2255" + (f" with unit {unit}" if unit else "")
+        expected = "a time from 1970 to 2255" + (f" with unit {column.unit}" if column.unit else "")
         checks.append(Check(broken, expected, "Correct `unit`, or drop these rows."))
-    return Column(column.name, column.source, column.where, column.kind, expression, tuple(checks), tuple(types))
+    return replace(column, expression=expression, checks=tuple(checks), types=tuple(types))
 
 
 def _microseconds(raw: str, types: list[pa.DataType], unit: TimeUnit | None) -> str:

@@ -1,0 +1,67 @@
+"""Raw Arrow columns as what a model sees, by the definitions of `serving.ids` and `serving.numbers`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from foundation.data.batch import Float32Array, Int64Array
+from foundation.data.schema import IdFeature, NumberFeature, Schema
+from serving.ids import MISSING, IdSpace, encode_ints, encode_strings
+from serving.numbers import NumberRule, encode_numbers
+
+
+def encode_ids(column: pa.Array, space: IdSpace, table: str) -> Int64Array:
+    """Table rows of a column of integers, strings, or dictionary-encoded strings; each distinct string is hashed once.
+
+    Args:
+        column: [N], one chunk.
+        space: the table's id space, of the column's type.
+        table: the table's name.
+
+    Returns:
+        [N] int64, each in [0, space.num_rows); 0 where the column is null.
+
+    Example:
+        >>> encode_ids(pa.array(["b", None, "z"]), IdSpace(type="string", values=("a", "b")), "colour").tolist()
+        [3, 0, 1]
+    """
+    if pa.types.is_dictionary(column.type):
+        rows = np.append(encode_strings(column.dictionary.to_pylist(), space, table), MISSING)
+        return rows[filled(column.indices, len(rows) - 1)]
+    if space.type == "string":
+        return encode_ids(column.dictionary_encode(), space, table)
+    missing = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
+    return encode_ints(filled(column, 0).astype(np.int64, copy=False), missing, space, table)
+
+
+def encode_number(column: pa.Array, rule: NumberRule) -> Float32Array:
+    """Model inputs of a float64 column: [N] float32; null counts as missing."""
+    return encode_numbers(filled(column, np.nan), rule)
+
+
+def filled(column: pa.Array, null: float) -> NDArray[Any]:
+    """A column of numbers as numpy, `null` where there is no value; no copy if there is always one."""
+    return (column.fill_null(null) if column.null_count else column).to_numpy()
+
+
+def id_matrix(
+    columns: Sequence[pa.Array], features: Sequence[IdFeature], schema: Schema, *, num_rows: int
+) -> Int64Array:
+    """[num_rows, F] int64: a column a feature, each of `num_rows` values."""
+    matrix = np.empty((num_rows, len(features)), dtype=np.int64)
+    for place, (column, feature) in enumerate(zip(columns, features, strict=True)):
+        matrix[:, place] = encode_ids(column, schema.id_space(feature.table_name), feature.table_name)
+    return matrix
+
+
+def number_matrix(columns: Sequence[pa.Array], features: Sequence[NumberFeature], *, num_rows: int) -> Float32Array:
+    """[num_rows, G] float32: a column a feature, each of `num_rows` values."""
+    matrix = np.empty((num_rows, len(features)), dtype=np.float32)
+    for place, (column, feature) in enumerate(zip(columns, features, strict=True)):
+        matrix[:, place] = encode_number(column, feature.rule)
+    return matrix
