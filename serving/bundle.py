@@ -33,6 +33,7 @@ class Bundle:
 
     @property
     def model(self) -> Path:
+        """The graph's file."""
         return self.folder / MODEL_FILE
 
 

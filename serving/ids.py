@@ -59,10 +59,12 @@ class IdSpace(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
 
-    type: Literal["int", "string"] = Field("int", description="Type of the raw ids.")
-    buckets: int | None = Field(None, ge=1, le=2**40, description="Number of hash buckets; ids are hashed into them.")
+    type: Literal["int", "string"] = Field(default="int", description="Type of the raw ids.")
+    buckets: int | None = Field(
+        default=None, ge=1, le=2**40, description="Number of hash buckets; ids are hashed into them."
+    )
     values: tuple[int | str, ...] | None = Field(
-        None, min_length=1, description="The vocabulary, listed; anything else is out of vocabulary."
+        default=None, min_length=1, description="The vocabulary, listed; anything else is out of vocabulary."
     )
 
     @model_validator(mode="after")
@@ -77,7 +79,7 @@ class IdSpace(BaseModel):
             beyond = [value for value in self.values if isinstance(value, int) and not -(2**63) <= value < 2**64]
             if beyond:
                 raise ValueError(f"expected integers from -2^63 to 2^64 - 1; got {beyond[0]}")
-            if len(self._row_of_value) != len(self.values):
+            if len(self.row_of_value) != len(self.values):
                 raise ValueError("expected each value once (-1 and 2^64 - 1 are the same id); got a repeated value")
         return self
 
@@ -88,15 +90,15 @@ class IdSpace(BaseModel):
         return FIRST_ROW + size
 
     @cached_property
-    def _row_of_value(self) -> dict[int | str, int]:
+    def row_of_value(self) -> dict[int | str, int]:
         """Row of each listed value; integers as unsigned bit patterns."""
         keys = (value % 2**64 if isinstance(value, int) else value for value in self.values or ())
         return {key: FIRST_ROW + position for position, key in enumerate(keys)}
 
     @cached_property
-    def _sorted_values(self) -> tuple[NDArray[np.uint64], Int64Array]:
+    def sorted_values(self) -> tuple[NDArray[np.uint64], Int64Array]:
         """Listed integers in ascending order of their bit patterns, and the row of each."""
-        keys = np.fromiter(self._row_of_value.keys(), dtype=np.uint64)
+        keys = np.fromiter(self.row_of_value.keys(), dtype=np.uint64)
         order = np.argsort(keys)
         return keys[order], order + FIRST_ROW
 
@@ -140,7 +142,7 @@ def encode_ints(values: NDArray[Any], missing: NDArray[np.bool_] | None, space: 
         [N] int64, each in [0, space.num_rows).
     """
     if space.values is not None:
-        rows = _lookup(_bits(values), *space._sorted_values)
+        rows = _lookup(_bits(values), *space.sorted_values)
     else:
         rows = (int_keys(values, table) % np.uint64(space.buckets or 1)).astype(np.int64) + FIRST_ROW
     if missing is not None:
@@ -151,7 +153,7 @@ def encode_ints(values: NDArray[Any], missing: NDArray[np.bool_] | None, space: 
 def encode_strings(values: list[str | None], space: IdSpace, table: str) -> Int64Array:
     """Rows of string ids, None meaning missing. See `encode_ints`."""
     if space.values is not None:
-        known = space._row_of_value
+        known = space.row_of_value
         rows = [MISSING if value is None else known.get(value, OUT_OF_VOCABULARY) for value in values]
     else:
         salt, buckets = salt_of(table), space.buckets or 1
