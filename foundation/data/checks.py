@@ -22,7 +22,7 @@ def row_problems(connection: duckdb.DuckDBPyConnection, source: Source) -> list[
     for (column, check), count, example in zip(checks, row[0::2], row[1::2], strict=True):
         if count:
             got = f"{example or 'null'} in {count:,} of {source.num_rows:,} rows"
-            problems.append(Problem(_place(source, column), check.expected, got, check.remedy))
+            problems.append(Problem(place(source, column), check.expected, got, check.remedy))
     return problems
 
 
@@ -38,7 +38,7 @@ def duplicate_problems(connection: duckdb.DuckDBPyConnection, source: Source, na
     if not row[0]:
         return []
     got = f"{row[0]:,} values in more than one row, {row[1]} for instance"
-    return [Problem(_place(source, column), "a value once", got, "Keep one row of each.")]
+    return [Problem(place(source, column), "a value once", got, "Keep one row of each.")]
 
 
 def request_attributes(source: Source) -> tuple[str, ...]:
@@ -72,11 +72,12 @@ def request_problems(connection: duckdb.DuckDBPyConnection, source: Source, requ
         if count:
             got = f"{count:,} requests with several, {example} for instance"
             remedy = "Give each page view, auction or basket on each surface its own request id."
-            problems.append(Problem(_place(source, source.column(name)), "one value a request", got, remedy))
+            problems.append(Problem(place(source, source.column(name)), "one value a request", got, remedy))
     return problems
 
 
-def _place(source: Source, column: Column) -> str:
+def place(source: Source, column: Column) -> str:
+    """Where a problem of a column is: its files, the column, and the field that names it."""
     files = source.files
     shown = str(files[0]) if len(files) == 1 else f"{files[0].parent} ({len(files)} files)"
     return f"{shown}: column {column.source!r} ({column.where})"
