@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from gemcut.demo_data.complete_journey_checks import check_counts
+from gemcut.demo_data.draws import draw_in_ranges, weight_edges
 from gemcut.demo_data.tables import write_tables
 from serving.errors import DataError, Problem
 
@@ -177,20 +178,34 @@ def make_data(target: Path, progress: Progress | None = None) -> None:
     tell = progress or (lambda _: None)
     with duckdb.connect() as connection:
         connection.execute("set memory_limit = '3GB'")
-        connection.execute(_NUMBERS)
-        tell("placements: which product was promoted where")
-        connection.execute(_PLACEMENTS, {"promotions": sources["promotions"]})
-        tell("purchases and their labels")
-        connection.execute(_PURCHASES, {"transactions": sources["transactions"]})
-        connection.execute(_POSITIVES)
-        tell("candidates from the same placements")
-        connection.register("draws", draw_candidates(connection))
-        connection.execute(_NEGATIVES)
-        connection.execute(_ROWS)
+        build_rows(connection, sources, tell)
         tell("checking every count")
         check_counts(connection)
         tell("writing")
-        write_tables(target, {name: _query(connection, sql, sources) for name, sql in _TABLES.items()})
+        write_tables(target, read_tables(connection, sources))
+
+
+def build_rows(connection: duckdb.DuckDBPyConnection, sources: dict[str, str], tell: Progress) -> None:
+    """Make the tables placements, purchases, positives, negatives and impressions in the connection."""
+    connection.execute(_NUMBERS)
+    tell("placements: which product was promoted where")
+    connection.execute(_PLACEMENTS, {"promotions": sources["promotions"]})
+    tell("purchases and their labels")
+    connection.execute(_PURCHASES, {"transactions": sources["transactions"]})
+    connection.execute(_POSITIVES)
+    tell("candidates from the same placements")
+    connection.register("draws", draw_candidates(connection))
+    connection.execute(_NEGATIVES)
+    connection.execute(_ROWS)
+
+
+def read_tables(connection: duckdb.DuckDBPyConnection, sources: dict[str, str]) -> dict[str, pa.Table]:
+    """The four tables a project file reads, by name, out of what `build_rows` made."""
+    tables = {}
+    for name, sql in _TABLES.items():
+        parameters = {source: path for source, path in sources.items() if f"${source}" in sql}
+        tables[name] = connection.sql(sql, params=parameters).to_arrow_table()
+    return tables
 
 
 def find_sources() -> dict[str, str]:
@@ -243,14 +258,7 @@ def draw_from_pools(pool: Int64Array, sold: Int64Array, wanted: Int64Array) -> I
     Returns:
         [M, k] places in `pool`.
     """
-    edges = np.concatenate(([0.0], np.cumsum((sold + 1.0) ** POPULARITY_POWER)))
     first = np.searchsorted(pool, wanted, side="left")[:, None]
     end = np.searchsorted(pool, wanted, side="right")[:, None]
     uniform = np.random.default_rng(SEED).random((len(wanted), DRAWS))
-    target = edges[first] + uniform * (edges[end] - edges[first])
-    return np.clip(np.searchsorted(edges, target, side="right") - 1, first, end - 1)
-
-
-def _query(connection: duckdb.DuckDBPyConnection, sql: str, parameters: dict[str, str]) -> pa.Table:
-    used = {name: value for name, value in parameters.items() if f"${name}" in sql}
-    return connection.sql(sql, params=used).to_arrow_table()
+    return draw_in_ranges(weight_edges((sold + 1.0) ** POPULARITY_POWER), uniform, first=first, end=end)

@@ -84,8 +84,10 @@ def check_counts(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def _counts(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, int, int]]:
-    """Every checked count: its name, what is published, what this build has."""
-    counts = [(name, expected, int(connection.sql(sql).fetchall()[0][0])) for name, (sql, expected) in _TOTALS.items()]
+    """Every checked count: its name, what is published, what this build has (a sum over no rows is 0)."""
+    counts = [
+        (name, expected, int(connection.sql(sql).fetchall()[0][0] or 0)) for name, (sql, expected) in _TOTALS.items()
+    ]
     for sql, columns, published in (
         (_BY_PERIOD, _PERIOD_COLUMNS, _PERIOD_COUNTS),
         (_BY_SURFACE, _SURFACE_COLUMNS, _SURFACE_COUNTS),
@@ -93,5 +95,5 @@ def _counts(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, int, int]]
         groups = {name: row for name, *row in connection.sql(sql).fetchall()}
         for name, expected in published.items():
             got = groups.get(name, [0] * len(columns))
-            counts += [(f"{c}, {name}", e, int(g)) for c, e, g in zip(columns, expected, got, strict=True)]
+            counts += [(f"{c}, {name}", e, int(g or 0)) for c, e, g in zip(columns, expected, got, strict=True)]
     return counts
