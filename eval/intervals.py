@@ -77,6 +77,10 @@ class Bootstrap:
             yield np.stack([np.bincount(clusters, minlength=num_clusters) for clusters in drawn]).astype(np.float64)
 
 
+STANDARD = Bootstrap()
+"""What evaluations use unless told otherwise."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClusteredRows:
     """Rows of one predictor, and the cluster each belongs to; its methods are the statistics.
