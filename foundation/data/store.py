@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from eval.artifacts import MANIFEST_FILE, FileDigest, verify_files
+from eval.artifacts import MANIFEST_FILE, FileDigest, digests_of, fingerprint, verify_files
 from foundation.data.batch import Float32Array, Int64Array
 from foundation.data.columns import map_columns
 from foundation.data.encode import id_matrix, number_matrix
@@ -132,6 +132,32 @@ def read_manifest(folder: Path) -> StoreManifest:
         return StoreManifest.model_validate(content)
     except (orjson.JSONDecodeError, AttributeError, ValidationError) as error:
         raise DataError(Problem(str(path), "a store's manifest", str(error).splitlines()[0], AGAIN)) from error
+
+
+def summarise(folder: Path, schema: Schema, *, input_digest: str) -> StoreManifest:
+    """The manifest of a folder that holds every file of a store but the manifest."""
+    files = digests_of(folder)
+    times: list[Int64Array] = []
+    num_rows = 0
+    for name in sorted(files):
+        if name.startswith("requests/"):
+            table = pq.read_table(folder / name, columns=["time", "candidates"])
+            times.append(table["time"].to_numpy())
+            num_rows += sum(len(piece.flatten()) for piece in table["candidates"].chunks)
+    return StoreManifest(
+        layout=LAYOUT,
+        content_digest=content_digest(schema),
+        input_digest=input_digest,
+        num_requests=sum(len(part) for part in times),
+        num_rows=num_rows,
+        num_items=map_columns(folder / "items.arrow").num_rows,
+        num_users=map_columns(folder / "users.arrow").num_rows,
+        num_events={log: map_columns(folder / "events" / f"{log}.arrow").num_rows for log in schema.data.events},
+        first_time=int(times[0][0]),
+        last_time=int(times[-1][-1]),
+        files=files,
+        fingerprint=fingerprint(files),
+    )
 
 
 class Store:
