@@ -21,7 +21,7 @@ check: setup ## format, lint, import contracts, types, tests; stops at the first
 	@$(PYTHON) scripts/check.py
 
 fix: setup ## write formatting and the lint fixes that are safe
-	@$(PYTHON) -m ruff check --fix --quiet . || true
+	@$(PYTHON) -m ruff check --fix --exit-zero --quiet .
 	@$(PYTHON) -m ruff format .
 
 constraints: setup ## write the versions of .venv to constraints.txt
