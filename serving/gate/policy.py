@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Budget(BaseModel):
@@ -27,3 +27,10 @@ class Budget(BaseModel):
     max_duration_s: float = Field(
         default=60.0, gt=0, description="The measurement ends here even if undecided: INVALID."
     )
+
+    @model_validator(mode="after")
+    def _durations_in_order(self) -> Budget:
+        if self.min_duration_s > self.max_duration_s:
+            most, got = self.max_duration_s, self.min_duration_s
+            raise ValueError(f"expected min_duration_s of at most max_duration_s = {most:g}; got {got:g}")
+        return self
