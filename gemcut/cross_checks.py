@@ -128,16 +128,6 @@ def check_heads(model: ModelConfig) -> Iterator[Problem]:
         yield Problem("foundation.model.heads", f"a divisor of the width: {allowed}", got, "Change one of the two.")
 
 
-def check_budgets(placements: Mapping[str, Placement]) -> Iterator[Problem]:
-    """A measurement may last at least as long as it must."""
-    for name, placement in placements.items():
-        shortest, longest = placement.budget.min_duration_s, placement.budget.max_duration_s
-        if longest < shortest:
-            where = f"placements.{name}.budget.max_duration_s"
-            remedy = "Raise it, or lower `min_duration_s`."
-            yield Problem(where, f"at least `min_duration_s`, {shortest:g}", f"{longest:g}", remedy)
-
-
 def check_split(split: Split) -> Iterator[Problem]:
     """The split lies in this century; a number there is read as seconds since 1970, and 20171101 is no such number."""
     start = split.test_from if split.test_from.tzinfo else split.test_from.replace(tzinfo=UTC)

@@ -102,7 +102,6 @@ def cross_problems(project: Project) -> list[Problem]:
         *checks.check_placements(project, placements),
         *checks.check_history(project, model, placements),
         *checks.check_heads(model),
-        *checks.check_budgets(placements),
         *checks.check_split(project.split),
         *checks.check_finite(project.model_dump()),
     )

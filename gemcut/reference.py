@@ -67,10 +67,10 @@ models that read the file (`python -m gemcut.reference`). Small and complete:
 ```yaml
 {example}```
 
-**Rules.** An unknown key, a wrong type or a broken reference is an error that names the place, the value, what is allowed
-and the nearest valid name; all errors of a file are listed at once. A key may stand only once in a mapping. Paths are
-relative to the file's folder. A time without a zone is UTC. A duration is `7d`, `12:00:00` or `PT12H`. Unlike in YAML 1.1,
-`no` and `on` are text, and `1e-3` is a number.
+**Rules.** An unknown key, a wrong type or a broken reference is an error that names the place, the value, what is
+allowed and the nearest valid name; all errors of a file are listed at once. A key may stand only once in a mapping.
+Paths are relative to the file's folder. A time without a zone is UTC. A duration is `7d`, `12:00:00` or `PT12H`.
+Unlike in YAML 1.1, `no` and `on` are text, and `1e-3` is a number.
 
 **Change one value** without editing the file: `--set foundation.model.width=64`,
 `--set data.impressions.context.0.column=store_id`. The value is YAML; places in a list count from 0.

@@ -55,9 +55,9 @@ def repair(document: Any, error: ValidationError, root: type[BaseModel]) -> None
     details = error.errors(include_url=False)
     for detail in sorted(details, key=lambda detail: detail["type"] != "extra_forbidden"):
         path, kind = locate(root, detail["loc"])
-        if not path:
-            continue
         parent: Any = _at(document, path[:-1])
+        if not path or type(parent) not in (dict, list):  # one repair can take away the place of the next
+            continue
         section = locate(root, path[:-1])[1]
         last: Any = path[-1]
         if detail["type"] == "extra_forbidden":
@@ -66,9 +66,9 @@ def repair(document: Any, error: ValidationError, root: type[BaseModel]) -> None
             _at(document, path)["kind"] = "number"  # which needs no table
         elif detail["type"] == "missing" and last in parent:  # renamed just now
             continue
-        elif isinstance(parent, list) or (isinstance(parent, dict) and _is_required(section, last)):
+        elif isinstance(parent, list) or _is_required(section, last):
             parent[last] = str(detail["input"]) if detail["type"] == "string_type" else _stand_in(kind)
-        elif isinstance(parent, dict):
+        else:
             parent.pop(last, None)
 
 
