@@ -18,11 +18,11 @@ class NumberRule(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     transform: Literal["identity", "log1p"] = Field(
-        "identity", description="`log1p` is sign(x) ln(1 + |x|), for counts and prices."
+        default="identity", description="`log1p` is sign(x) ln(1 + |x|), for counts and prices."
     )
-    shift: float = Field(0.0, allow_inf_nan=False, description="Subtracted after the transform.")
-    scale: float = Field(1.0, gt=0, allow_inf_nan=False, description="Divides after the shift.")
-    clip: float = Field(10.0, gt=0, allow_inf_nan=False, description="Largest absolute value a model sees.")
+    shift: float = Field(default=0.0, allow_inf_nan=False, description="Subtracted after the transform.")
+    scale: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="Divides after the shift.")
+    clip: float = Field(default=10.0, gt=0, allow_inf_nan=False, description="Largest absolute value a model sees.")
 
 
 def encode_numbers(values: NDArray[np.floating], rule: NumberRule) -> NDArray[np.float32]:

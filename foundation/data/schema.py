@@ -40,10 +40,12 @@ class IdFeature(Section):
 
     @property
     def source(self) -> str:
+        """Column of the source table."""
         return self.column or self.name
 
     @property
     def table_name(self) -> str:
+        """Entry of `tables` that holds its ids."""
         return self.table or self.name
 
 
@@ -57,6 +59,7 @@ class NumberFeature(Section):
 
     @property
     def source(self) -> str:
+        """Column of the source table."""
         return self.column or self.name
 
 
