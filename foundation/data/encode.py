@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from foundation.data.batch import Float32Array, Int64Array
-from foundation.data.schema import IdFeature, NumberFeature, Schema
+from foundation.data.schema import Feature, Schema, ids_of, numbers_of
 from serving.ids import MISSING, IdSpace, encode_ints, encode_strings
 from serving.numbers import NumberRule, encode_numbers
 
@@ -49,19 +49,25 @@ def filled(column: pa.Array, null: float) -> NDArray[Any]:
     return (column.fill_null(null) if column.null_count else column).to_numpy()
 
 
-def id_matrix(
-    columns: Sequence[pa.Array], features: Sequence[IdFeature], schema: Schema, *, num_rows: int
-) -> Int64Array:
-    """[num_rows, F] int64: a column a feature, each of `num_rows` values."""
-    matrix = np.empty((num_rows, len(features)), dtype=np.int64)
-    for place, (column, feature) in enumerate(zip(columns, features, strict=True)):
-        matrix[:, place] = encode_ids(column, schema.id_space(feature.table_name), feature.table_name)
-    return matrix
+def matrices(
+    columns: Mapping[str, pa.Array], features: tuple[Feature, ...], schema: Schema, *, num_rows: int
+) -> tuple[Int64Array, Float32Array]:
+    """Features side by side, ids and numbers apart, each in the features' order.
 
+    Args:
+        columns: raw columns by feature name, each [num_rows].
+        features: the features.
+        schema: gives their id spaces.
+        num_rows: N; needed where there are no features.
 
-def number_matrix(columns: Sequence[pa.Array], features: Sequence[NumberFeature], *, num_rows: int) -> Float32Array:
-    """[num_rows, G] float32: a column a feature, each of `num_rows` values."""
-    matrix = np.empty((num_rows, len(features)), dtype=np.float32)
-    for place, (column, feature) in enumerate(zip(columns, features, strict=True)):
-        matrix[:, place] = encode_number(column, feature.rule)
-    return matrix
+    Returns:
+        [N, F] int64 and [N, G] float32.
+    """
+    ids = np.empty((num_rows, len(ids_of(features))), dtype=np.int64)
+    for place, feature in enumerate(ids_of(features)):
+        table = feature.table_name
+        ids[:, place] = encode_ids(columns[feature.name], schema.id_space(table), table)
+    numbers = np.empty((num_rows, len(numbers_of(features))), dtype=np.float32)
+    for place, feature in enumerate(numbers_of(features)):
+        numbers[:, place] = encode_number(columns[feature.name], feature.rule)
+    return ids, numbers

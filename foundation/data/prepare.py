@@ -1,8 +1,8 @@
 """`gemcut prepare`: a user's tables → a request store, out of core, resumable, published by one rename.
 
-Every step writes one file beside its name and renames it, so a step is done exactly if its file is there, and a run that
-was killed goes on after its last whole file. Work lies in `TARGET.partial`: `staged/` holds sorted intermediates, `store/`
-becomes TARGET. All orders are total, so the same tables give the same bytes, whatever the memory and the number of threads.
+Every step writes one file beside its name and renames it, so a step is done exactly if its file is there, and a run
+that was killed goes on after its last whole file. Work lies in `TARGET.partial`: `staged/` holds sorted intermediates,
+`store/` becomes TARGET. All orders are total, so the same tables give the same bytes, whatever memory and threads.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from eval.artifacts import MANIFEST_FILE, FileDigest, digests_of, fingerprint, verify_files
 from foundation.data.batch import Float32Array, Int64Array
 from foundation.data.columns import map_columns
-from foundation.data.encode import id_matrix, number_matrix
-from foundation.data.schema import USER, Feature, IdFeature, Schema, ids_of, numbers_of
+from foundation.data.encode import matrices
+from foundation.data.schema import USER, Feature, IdFeature, Schema
 from foundation.data.sources import declared_tables
 from serving.errors import DataError, MismatchError, Problem
 
@@ -272,13 +272,9 @@ def _row_groups(parts: tuple[Path, ...]) -> tuple[RowGroup, ...]:
 
 def _encoded(table: pa.RecordBatch, features: tuple[Feature, ...], schema: Schema) -> Entities:
     """The entity itself, whose raw id is the first column, and its features."""
-    own = {features[0].name: table.column(0)}
-    raw = {f.name: own[f.name] if f.name in own else table[f"feature.{f.name}"] for f in features}
-    ids, numbers = ids_of(features), numbers_of(features)
-    return Entities(
-        ids=id_matrix([raw[f.name] for f in ids], ids, schema, num_rows=table.num_rows),
-        numbers=number_matrix([raw[f.name] for f in numbers], numbers, num_rows=table.num_rows),
-    )
+    raw = {feature.name: table[f"feature.{feature.name}"] for feature in features[1:]}
+    ids, numbers = matrices({features[0].name: table.column(0)} | raw, features, schema, num_rows=table.num_rows)
+    return Entities(ids, numbers)
 
 
 def _events(table: pa.RecordBatch, users: pa.RecordBatch, log: str, *, schema: Schema) -> Events:

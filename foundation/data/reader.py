@@ -1,0 +1,175 @@
+"""Batches of requests out of a store: prefetched, sharded by rank, resumable at the exact request."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Iterator
+from types import TracebackType
+from typing import NamedTuple, Self, TypedDict
+
+import numpy as np
+
+from foundation.data.batch import History, Int64Array, RequestBatch
+from foundation.data.blocks import Block, BlockReader, EventReader
+from foundation.data.history import as_of
+from foundation.data.prefetch import prefetched
+from foundation.data.schema import Schema
+from foundation.data.store import Store
+from serving.errors import MismatchError, Problem
+
+
+class ReaderState(TypedDict):
+    """Where a reader is, whatever the number of ranks.
+
+    Attributes:
+        next: place in the selection of the first request that no rank has been given yet.
+        digest: sha256 of the selection and the store.
+    """
+
+    next: int
+    digest: str
+
+
+class _Step(NamedTuple):
+    """One batch of this rank: its rows of the selection, and where the global batch ends."""
+
+    first: int
+    last: int
+    end: int
+
+
+class Reader:
+    """One pass over selected requests, in order.
+
+    Global batch i is requests i * B to (i + 1) * B of what is left of the selection; rank r of W takes its r-th even
+    piece, which may be empty: all ranks take the same number of steps and together see the same data whatever W is.
+    A reader yields what is left: after the last batch nothing. For another pass make another reader.
+
+    Args:
+        store: an open store.
+        schema: the project's data sections; vocabularies, scales and limits are its.
+        positions: [N] int64, ascending, from `store.select`.
+        batch_requests: B, requests a global batch.
+        rank: this process.
+        world_size: number of processes.
+        history_limits: newest events by log, where other than the schema's; 0 for none.
+        prefetch: batches made ahead in a thread; 0 makes them in the caller's.
+
+    Example:
+        >>> with Reader(store, schema, store.select(), 128) as reader:  # doctest: +SKIP
+        ...     for batch in reader:
+        ...         learn(batch)
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        schema: Schema,
+        positions: Int64Array,
+        batch_requests: int,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        history_limits: dict[str, int] | None = None,
+        prefetch: int = 2,
+    ) -> None:
+        self._positions = np.ascontiguousarray(positions, dtype=np.int64)
+        self._batch_requests, self._rank, self._world_size = batch_requests, rank, world_size
+        limits = {log: events.limit for log, events in schema.data.events.items()} | (history_limits or {})
+        self._check(store, limits)
+        self._blocks = BlockReader(store, schema)
+        self._events = {log: EventReader(store, schema, log) for log in schema.data.events}
+        self._limits, self._prefetch = limits, prefetch
+        digest = hashlib.sha256(store.fingerprint.encode() + self._positions.astype("<i8").tobytes())
+        self._next, self._digest = 0, digest.hexdigest()
+        self._running: Generator[tuple[_Step, RequestBatch], None, None] | None = None
+
+    def __len__(self) -> int:
+        """Batches that are left; the same on every rank."""
+        left = len(self._positions) - self._next
+        return (left + self._batch_requests - 1) // self._batch_requests
+
+    def __iter__(self) -> Iterator[RequestBatch]:
+        """Batches from where the reader is; what an earlier iterator had made ahead is dropped."""
+        self.close()
+        running = self._running = prefetched(self._made(self._next), self._prefetch)
+        try:
+            for step, batch in running:
+                self._next = step.end
+                yield batch
+        finally:
+            running.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the thread, if there is one. The reader can be iterated again from where it is."""
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+    def state_dict(self) -> ReaderState:
+        """Where the reader is: after the batches it has yielded, whatever was made ahead."""
+        return {"next": self._next, "digest": self._digest}
+
+    def load_state_dict(self, state: ReaderState) -> None:
+        """Go to where a reader of the same selection was, with this reader's ranks and batch size.
+
+        Raises:
+            MismatchError: the state is of another store or selection.
+        """
+        if state["digest"] != self._digest or not 0 <= state["next"] <= len(self._positions):
+            expected = f"the selection {self._digest[:12]} of {len(self._positions):,} requests"
+            got = f"{state['digest'][:12]} at request {state['next']:,}"
+            remedy = "Go on with the store and the split that the checkpoint was made with, or start afresh."
+            raise MismatchError(Problem("checkpoint: reader", expected, got, remedy))
+        self.close()
+        self._next = state["next"]
+
+    def _check(self, store: Store, limits: dict[str, int]) -> None:
+        unknown = sorted(set(limits) - set(store.events))
+        assert not unknown, f"history limits of logs that do not exist: {unknown}"
+        assert 0 <= self._rank < self._world_size, f"rank {self._rank} of {self._world_size}"
+        assert self._batch_requests > 0, f"{self._batch_requests} requests a batch"
+        ends = self._positions[[0, -1]] if len(self._positions) else np.array([0, 0])
+        assert np.all(np.diff(self._positions) > 0), "positions do not ascend"
+        assert ends[0] >= 0, f"position {ends[0]}"
+        assert ends[1] < max(store.manifest.num_requests, 1), f"position {ends[1]} of {store.manifest.num_requests}"
+
+    def _steps(self, start: int) -> Iterator[_Step]:
+        for first in range(start, len(self._positions), self._batch_requests):
+            end = min(first + self._batch_requests, len(self._positions))
+            edges = [first + (end - first) * rank // self._world_size for rank in (self._rank, self._rank + 1)]
+            yield _Step(edges[0], edges[1], end)
+
+    def _made(self, start: int) -> Iterator[tuple[_Step, RequestBatch]]:
+        """Batches from a place in the selection on, cut from blocks that each come from one row group."""
+        steps = list(self._steps(start))
+        wanted = [self._positions[step.first : step.last] for step in steps]
+        blocks = self._blocks.read(np.concatenate([*wanted, self._positions[:0]]))
+        pending: list[Block] = []
+        for step, positions in zip(steps, wanted, strict=True):
+            while sum(block.num_requests for block in pending) < len(positions):
+                pending.append(next(blocks))
+            block = Block.joined(pending or [self._blocks.empty])
+            taken, rest = block.split(len(positions))
+            pending = [rest] if rest.num_requests else []
+            yield step, self._batch(taken)
+
+    def _batch(self, block: Block) -> RequestBatch:
+        histories = {log: self._history(log, block) for log in self._events}
+        return block.batch(histories)
+
+    def _history(self, log: str, block: Block) -> History:
+        reader = self._events[log]
+        events = reader.events
+        first, last = as_of(
+            events.times, events.starts[block.users], events.ends[block.users], at=block.times, limit=self._limits[log]
+        )
+        return reader.history(first, last)
