@@ -10,6 +10,7 @@ Everything is deterministic, and every count is checked before a file is written
 from __future__ import annotations
 
 import importlib.util
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -176,8 +177,9 @@ def make_data(target: Path, progress: Progress | None = None) -> None:
     """
     sources = find_sources()
     tell = progress or (lambda _: None)
-    with duckdb.connect() as connection:
+    with tempfile.TemporaryDirectory(prefix="gemcut-") as spill, duckdb.connect() as connection:
         connection.execute("set memory_limit = '3GB'")
+        connection.execute("set temp_directory = $spill", {"spill": spill})
         build_rows(connection, sources, tell)
         tell("checking every count")
         check_counts(connection)
@@ -234,8 +236,8 @@ def draw_candidates(connection: duckdb.DuckDBPyConnection) -> pa.Table:
         in the table of positives), `product_id`.
     """
     connection.execute(_POOLS)
-    pools = connection.execute("select pool, product_id, sold from pools order by rowid").fetchnumpy()
-    wanted = connection.execute(_WANTED_POOLS).fetchnumpy()["pool"]
+    pools = _integers(connection, "select pool, product_id, sold from pools order by rowid")
+    wanted = _integers(connection, _WANTED_POOLS)["pool"]
     connection.execute("drop table pools")
     chosen = draw_from_pools(pools["pool"], pools["sold"], wanted)
     return pa.table(
@@ -262,3 +264,8 @@ def draw_from_pools(pool: Int64Array, sold: Int64Array, wanted: Int64Array) -> I
     end = np.searchsorted(pool, wanted, side="right")[:, None]
     uniform = np.random.default_rng(SEED).random((len(wanted), DRAWS))
     return draw_in_ranges(weight_edges((sold + 1.0) ** POPULARITY_POWER), uniform, first=first, end=end)
+
+
+def _integers(connection: duckdb.DuckDBPyConnection, sql: str) -> dict[str, Int64Array]:
+    columns = connection.execute(sql).fetchnumpy()
+    return {name: np.asarray(column, dtype=np.int64) for name, column in columns.items()}

