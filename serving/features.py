@@ -84,7 +84,7 @@ def check_columns(columns: Any, group: Group) -> int:
     if not isinstance(columns, Mapping):
         remedy = "Send an object with one entry for each feature."
         raise RequestError(Problem(group.where, "a mapping of feature to values", shortened(columns), remedy))
-    if columns.keys() != group.names:
+    if columns.keys() ^ group.names:
         raise RequestError(_name_problems(columns, group))
     lengths: dict[int, str] = {}
     for name, column in columns.items():

@@ -97,7 +97,7 @@ class Ranker:
         num_candidates = next((len(feeds[name]) for name in names if name in feeds), 0)
         if num_candidates == 0:
             return {objective: np.empty(0, dtype=np.float32) for objective in objectives}
-        probabilities = self._session.run([_OUTPUT], feeds)[0]
+        probabilities = np.asarray(self._session.run([_OUTPUT], feeds)[0])
         expected = (num_candidates, len(objectives))
         # The comparison is false for NaN too: a damaged weight must not become a ranking.
         if probabilities.shape != expected or not np.all((probabilities >= 0) & (probabilities <= 1)):

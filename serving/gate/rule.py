@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Outcome = Literal["PASS", "FAIL", "INVALID"]
-_MOST_LOOKS = 6
+_EARLIEST = 32  # no look before this part of the longest period; five doublings, so six looks at most
+_NEAR = 1.25  # a look this near to the last one would take its risk and gain nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def at_least(over: int, num_requests: int, share: float) -> float:
         >>> at_least(1, 2, 0.5), at_least(2, 2, 0.5)
         (0.75, 0.25)
     """
-    return at_most(num_requests - over, num_requests, 1.0 - share)
+    return at_most(num_requests - over, num_requests, 1.0 - share) if over <= num_requests else 0.0
 
 
 def requests_to_pass(over: int, *, percentile: float, confidence: float) -> int:
@@ -125,11 +126,12 @@ def plan_looks(
         percentile, confidence: the budget's.
         first_s, last_s: the shortest and the longest measured period in seconds.
     """
-    moments = [last_s]
-    while len(moments) < _MOST_LOOKS and moments[0] / 2 >= max(first_s, last_s / 64):
-        moments.insert(0, moments[0] / 2)
-    if moments[0] > first_s > 0 and len(moments) < _MOST_LOOKS:
-        moments.insert(0, first_s)
+    moments: list[float] = []
+    moment = max(first_s, last_s / _EARLIEST)
+    while moment * _NEAR < last_s:
+        moments.append(moment)
+        moment *= 2
+    moments.append(last_s)
     counts = sorted({int(count) for count in np.searchsorted(arrivals_s, moments, side="right") if count > 0})
     while len(counts) > 1 and not _can_pass(counts[0], percentile, _each(confidence, counts)):
         counts.pop(0)
