@@ -159,7 +159,9 @@ def part_name(rank: int, number: int) -> str:
     return f"part-{rank:04d}-{number:05d}.parquet"
 
 
-def read_soft_labels(folder: Path, *, data_fingerprint: str, schema_digest: str, teacher: str | None = None) -> SoftLabels:
+def read_soft_labels(
+    folder: Path, *, data_fingerprint: str, schema_digest: str, teacher: str | None = None
+) -> SoftLabels:
     """Read a store and refuse one that was made from other data, by another schema or by another teacher.
 
     Raises:

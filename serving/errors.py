@@ -83,6 +83,10 @@ class UserError(ValueError):
         self.problems: tuple[Problem, ...] = (problems,) if isinstance(problems, Problem) else tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
+    def __reduce__(self) -> tuple[type[UserError], tuple[tuple[Problem, ...]]]:
+        """Travel between processes with the problems, not with their text."""
+        return type(self), (self.problems,)
+
 
 class ProjectError(UserError):
     """The project file, or a `--set` on top of it, is malformed."""

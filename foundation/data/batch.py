@@ -39,6 +39,7 @@ class RequestBatch:
     Attributes:
         positions: [B] int64, place of each request in the store, ascending.
         times: [B] int64, microseconds since 1970 UTC.
+        users: [B] int64, row of the user in the store.
         surfaces: [B] int64, place of the surface in `schema.surfaces`.
         ids: [B, F] int64, rows of `schema.request_features()`'s tables.
         numbers: [B, G] float32, encoded.
@@ -52,6 +53,7 @@ class RequestBatch:
 
     positions: Int64Array
     times: Int64Array
+    users: Int64Array
     surfaces: Int64Array
     ids: Int64Array
     numbers: Float32Array

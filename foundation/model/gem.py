@@ -1,9 +1,9 @@
 """The foundation model: sequence learning and feature interaction, the user's side once a request.
 
-    history events → tokens → HSTU layers ─┬→ summary ┐
-    user, surface, context → tokens ───────┼──────────┴→ Wukong → request tokens  (once a request)
-    candidate → tokens → target attention ─┘                        │
-    history matches ──────────────────────────→ Wukong over request, candidate, attention and match tokens → trunk → heads
+history events → tokens → HSTU layers ─┬→ summary ┐
+user, surface, context → tokens ───────┼──────────┴→ Wukong → request tokens  (once a request)
+candidate → tokens → target attention ─┘                        │
+history matches ──────────────────────────→ Wukong over request, candidate, attention and match tokens → trunk → heads
 """
 
 from __future__ import annotations

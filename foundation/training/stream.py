@@ -59,7 +59,7 @@ class StreamReport:
     seconds: float
     data_wait_seconds: float
     resumed_at_step: int
-    checkpoint: Path
+    checkpoint: str
 
 
 def learn(
@@ -79,6 +79,7 @@ def learn(
     step = resumed_at = _resume(trainer, reader, recorder, policy)
     num_rows, wait, started = 0, 0.0, time.perf_counter()
     saved_at = resumed_at if resumed_at else -1
+    total = max(step + len(reader), 1)
     batches = iter(reader)
     while True:
         asked = time.perf_counter()
@@ -93,11 +94,11 @@ def learn(
             _save(trainer, reader, recorder, policy, step)
             saved_at = step
         if progress is not None:
-            progress(step / max(reader.num_batches, 1), recorder.summary())
+            progress(step / total, recorder.summary())
     if saved_at != step:
         _save(trainer, reader, recorder, policy, step)
     seconds = time.perf_counter() - started
-    newest = checkpoints.list_checkpoints(policy.folder)[-1]
+    newest = checkpoints.list_checkpoints(policy.folder)[-1].name
     return StreamReport(step, num_rows, seconds, wait, resumed_at, newest)
 
 

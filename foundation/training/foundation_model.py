@@ -1,0 +1,178 @@
+"""Trains the foundation model: one pass in time order; every row is scored before it is learned from."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from eval.artifacts import write_json
+from eval.progressive import Stream, StreamMetrics
+from foundation.config import FoundationConfig
+from foundation.data.batch import RequestBatch
+from foundation.data.reader import Reader
+from foundation.data.schema import Schema
+from foundation.data.store import Store
+from foundation.model.recipes import RECIPES
+from foundation.parallel.world import World, joined_world
+from foundation.soft_labels import NOTHING_LEARNED, SoftLabelWriter
+from foundation.training.checkpoint import Identity
+from foundation.training.labels import settled_labels
+from foundation.training.loss import masked_cross_entropy
+from foundation.training.stream import CheckpointPolicy, Progress, StreamReport, learn
+from foundation.training.trainer import OptimizerConfig, Trainer
+
+FORGETTING_STEPS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class FoundationJob:
+    """What to train on, and where to put it.
+
+    Attributes:
+        folder: gets `checkpoints/`, `soft_labels/` and `report.json`.
+        until_us: requests before this time are learned from, microseconds since 1970 UTC.
+    """
+
+    schema: Schema
+    config: FoundationConfig
+    store: Path
+    folder: Path
+    until_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundationReport:
+    """What a training run did, and how well it scored each row before it learned from it."""
+
+    stream: StreamReport
+    progressive: dict[str, StreamMetrics]
+
+
+def run_identity(job: FoundationJob, store: Store) -> Identity:
+    """What a checkpoint of this job belongs to."""
+    content = [
+        job.config.model_dump(mode="json", exclude={"training": {"threads", "checkpoint_every", "keep_checkpoints"}})
+    ]
+    content += [job.schema.schema_digest(), store.fingerprint, job.until_us]
+    run = hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return Identity(run=run, schema_digest=job.schema.schema_digest(), data_fingerprint=store.fingerprint)
+
+
+def build_trainer(job: FoundationJob, world: World) -> Trainer:
+    """The model of the job's recipe with its first parameters, spread over the ranks."""
+    torch.manual_seed(job.config.training.seed)
+    training = job.config.training
+    rates = OptimizerConfig(
+        dense_learning_rate=training.dense_learning_rate,
+        table_learning_rate=training.table_learning_rate,
+        weight_decay=training.weight_decay,
+        gradient_clip=training.gradient_clip,
+    )
+    return Trainer(RECIPES[job.config.model.recipe](job.schema, job.config.model), world, rates)
+
+
+def train_foundation(job: FoundationJob, progress: Progress | None = None) -> FoundationReport:
+    """Train, or go on from the newest checkpoint.
+
+    Raises:
+        MismatchError: the store, the schema or the settings changed since the newest checkpoint.
+    """
+    store = Store.open(job.store, job.schema, verify=True)
+    with joined_world(job.config.training.threads) as world:
+        trainer = build_trainer(job, world)
+        identity = run_identity(job, store)
+        weights = torch.tensor([o.weight for o in job.schema.objectives.values()], device=world.device)
+
+        def loss_of(batch: RequestBatch, logits: Tensor) -> Tensor:
+            labels = torch.as_tensor(settled_labels(batch, job.schema, job.until_us)).to(logits.device)
+            return masked_cross_entropy(logits, labels, weights)
+
+        recorder = ProgressiveRecorder(job, world)
+        positions = store.select(end=job.until_us)
+        with Reader(
+            store, job.schema, positions, job.config.training.batch_requests, rank=world.rank, world_size=world.size
+        ) as reader:
+            report = learn(
+                trainer,
+                reader,
+                loss_of=loss_of,
+                recorder=recorder,
+                policy=CheckpointPolicy(
+                    folder=job.folder / "checkpoints",
+                    every_steps=job.config.training.checkpoint_every,
+                    keep=job.config.training.keep_checkpoints,
+                    identity=identity,
+                ),
+                progress=progress if world.is_first else None,
+            )
+        recorder.labels.flush()
+        dist.barrier()
+        result = FoundationReport(report, recorder.metrics())
+        if world.is_first:
+            recorder.labels.publish(
+                teacher=identity.run,
+                kind="progressive",
+                data_fingerprint=identity.data_fingerprint,
+                schema_digest=identity.schema_digest,
+            )
+            write_json(job.folder / "report.json", result)
+        return result
+
+
+class ProgressiveRecorder:
+    """Progressive metrics by objective, and the progressive soft labels."""
+
+    def __init__(self, job: FoundationJob, world: World) -> None:
+        self.objectives = tuple(job.schema.objectives)
+        self.labels = SoftLabelWriter(job.folder / "soft_labels", self.objectives, rank=world.rank)
+        self.streams = {name: Stream() for name in self.objectives}
+        self.learned_to = NOTHING_LEARNED
+        self.recent_loss = 0.0
+
+    def record(self, batch: RequestBatch, outputs: Tensor, loss: Tensor) -> None:
+        """Count a batch's scores, made before it was learned from."""
+        logits = outputs.detach().cpu().numpy()
+        cutoffs = np.full(batch.num_candidates, self.learned_to, dtype=np.int64)
+        self.labels.add(batch.row_ids, cutoffs, logits)
+        for place, name in enumerate(self.objectives):
+            known = np.isfinite(batch.labels[:, place]) & np.isfinite(logits[:, place])
+            self.streams[name].update(batch.labels[known, place], logits[known, place])
+        if batch.num_requests:
+            self.learned_to = max(self.learned_to, int(batch.times.max()))
+        share = 1 / FORGETTING_STEPS
+        self.recent_loss += (float(loss) - self.recent_loss) * (share if self.recent_loss else 1.0)
+
+    def metrics(self) -> dict[str, StreamMetrics]:
+        """Of all rows so far, by objective."""
+        return {name: stream.metrics() for name, stream in self.streams.items()}
+
+    def state(self) -> dict[str, Any]:
+        """See `Recorder`."""
+        self.labels.flush()
+        return {
+            "num_parts": self.labels.num_parts,
+            "streams": {name: stream.state() for name, stream in self.streams.items()},
+            "learned_to": self.learned_to,
+            "recent_loss": self.recent_loss,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """See `Recorder`."""
+        self.labels.rewind(state.get("num_parts", 0))
+        if state:
+            self.streams = {name: Stream.from_state(content) for name, content in state["streams"].items()}
+            self.learned_to, self.recent_loss = state["learned_to"], state["recent_loss"]
+
+    def summary(self) -> str:
+        """See `Recorder`."""
+        first = self.objectives[0]
+        metrics = self.streams[first].metrics()
+        return f"loss {self.recent_loss:.4f}  {first} NE {metrics.normalized_entropy:.4f} AUC {metrics.auc:.4f}"

@@ -1,0 +1,244 @@
+"""The command line: arguments of each command, and exit codes 0, 1 (FAIL), 2 (INVALID), 3 (a user's mistake)."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gemcut.console import Screen
+from gemcut.project import LoadedProject, load_project
+from serving.errors import Problem, ProjectError, UserError
+
+USAGE = 3
+
+
+class Dataset(StrEnum):
+    """Logs that the demo can make."""
+
+    complete_journey = "complete_journey"
+    synthetic = "synthetic"
+
+
+app = typer.Typer(
+    name="gemcut",
+    help="Cuts small, fast value models out of one large ranking model, and proves that they meet their budgets.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ProjectOption = Annotated[Path, typer.Option("--project", "-p", help="The project file.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override a field: path.to.field=value.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line of output.")]
+PlacementOption = Annotated[list[str] | None, typer.Option("--placement", help="A placement; may be repeated.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Every placement.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Which seed's student.")]
+
+PROJECT = Path("project.yaml")
+
+
+def main() -> None:
+    """Run the command line; a user's mistake ends with its problems and exit code 3."""
+    as_json = "--json" in sys.argv
+    try:
+        app(standalone_mode=False)
+    except UserError as error:
+        Screen(as_json).problems(error)
+        sys.exit(USAGE)
+    except typer.TyperException as error:  # pyright: ignore[reportAttributeAccessIssue]
+        error.show()
+        sys.exit(USAGE)
+    except (typer.Abort, KeyboardInterrupt):
+        sys.exit(130)
+
+
+@app.command()
+def validate(
+    project: ProjectOption = PROJECT,
+    overrides: SetOption = None,
+    sample_rows: Annotated[int | None, typer.Option(min=1, help="Read only the first rows of each table.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check the project file, then the data against it; list every problem."""
+    from gemcut.commands.validate import validate as run
+
+    loaded, screen = _begin(project, overrides, as_json)
+    screen.result(
+        run(loaded, screen, sample_rows=sample_rows), following=f"gemcut prepare {_again(project, overrides)}"
+    )
+
+
+@app.command()
+def prepare(
+    project: ProjectOption = PROJECT,
+    overrides: SetOption = None,
+    memory: Annotated[
+        str, typer.Option(help="DuckDB's memory limit; beyond it sorts and joins spill to disk.")
+    ] = "4GB",
+    threads: Annotated[int, typer.Option(min=1, help="DuckDB's threads.")] = 2,
+    as_json: JsonOption = False,
+) -> None:
+    """Turn the tables into the request store."""
+    from gemcut.commands.prepare import prepare as run
+
+    loaded, screen = _begin(project, overrides, as_json)
+    screen.result(
+        run(loaded, screen, memory=memory, threads=threads), following=f"gemcut train {_again(project, overrides)}"
+    )
+
+
+@app.command()
+def train(
+    project: ProjectOption = PROJECT,
+    overrides: SetOption = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Throw checkpoints away and start again.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train the foundation model in one pass, or go on from the newest checkpoint; write progressive soft labels."""
+    from gemcut.commands.train import train as run
+
+    loaded, screen = _begin(project, overrides, as_json)
+    screen.result(run(loaded, screen, fresh=fresh), following=f"gemcut label {_again(project, overrides)}")
+
+
+@app.command()
+def label(project: ProjectOption = PROJECT, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+    """Score the test period with the newest checkpoint."""
+    from gemcut.commands.label import label as run
+
+    loaded, screen = _begin(project, overrides, as_json)
+    screen.result(run(loaded, screen), following=f"gemcut distill --all {_again(project, overrides)}")
+
+
+@app.command()
+def distill(
+    project: ProjectOption = PROJECT,
+    placement: PlacementOption = None,
+    every: AllOption = False,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from 0 on.")] = 1,
+    processes: Annotated[int, typer.Option("--jobs", min=1, help="Local processes at once.")] = 1,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train students, and for each a twin without transfer on the same rows and seed."""
+    from gemcut.commands.distill import distill as run
+
+    loaded, screen = _begin(project, overrides, as_json)
+    chosen = _placements(loaded, placement, every)
+    made = run(loaded, screen, placements=chosen, seeds=range(seeds), num_processes=processes)
+    screen.result(made, following=f"gemcut export {_flags(chosen, every)} {_again(project, overrides)}")
+
+
+@app.command()
+def export(
+    project: ProjectOption = PROJECT,
+    placement: PlacementOption = None,
+    every: AllOption = False,
+    seed: SeedOption = 0,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Export trained students to bundles; a breach of parity publishes nothing."""
+    from gemcut.commands.export import export as run
+
+    loaded, screen = _begin(project, overrides, as_json)
+    chosen = _placements(loaded, placement, every)
+    screen.result(
+        run(loaded, screen, placements=chosen, seed=seed),
+        following=f"gemcut gate {_flags(chosen, every)} {_again(project, overrides)}",
+    )
+
+
+@app.command()
+def gate(
+    project: ProjectOption = PROJECT,
+    placement: PlacementOption = None,
+    every: AllOption = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of arrivals and of the draw of requests.")] = 0,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Judge the bundles' latency: exit code 0 PASS, 1 FAIL, 2 INVALID (not measured well enough to say)."""
+    from gemcut.commands.gate import gate as run
+
+    loaded, screen = _begin(project, overrides, as_json)
+    chosen = _placements(loaded, placement, every)
+    judged = run(loaded, screen, placements=chosen, seed=seed)
+    screen.result(judged["verdicts"], following=f"gemcut evaluate {_flags(chosen, every)} {_again(project, overrides)}")
+    raise typer.Exit(judged["exit_code"])
+
+
+@app.command()
+def evaluate(
+    project: ProjectOption = PROJECT,
+    placement: PlacementOption = None,
+    every: AllOption = False,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """NE, AUC, gAUC and calibration on the test period: student beside twin beside teacher."""
+    from gemcut.commands.evaluate import evaluate as run
+
+    loaded, screen = _begin(project, overrides, as_json)
+    chosen = _placements(loaded, placement, every)
+    screen.result(run(loaded, screen, placements=chosen), following=_open_tracking(loaded))
+
+
+@app.command()
+def demo(
+    data: Annotated[Dataset, typer.Option(help="complete_journey: real logs. synthetic: no network, no extra.")] = (
+        Dataset.complete_journey
+    ),
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of students and twins.")] = 3,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Throw an earlier demo's results away and start again.")
+    ] = False,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The whole path, once: make the logs, validate, prepare, train, label, distill, export, gate, evaluate."""
+    from gemcut.commands.demo import demo as run
+
+    screen = Screen(as_json)
+    loaded, result = run(screen, data=data.value, seeds=seeds, fresh=fresh, overrides=overrides or ())
+    screen.result(result, following=_open_tracking(loaded))
+
+
+def _begin(project: Path, overrides: list[str] | None, as_json: bool) -> tuple[LoadedProject, Screen]:
+    return load_project(project, overrides or ()), Screen(as_json)
+
+
+def _placements(loaded: LoadedProject, chosen: list[str] | None, every: bool) -> list[str]:
+    known = list(loaded.project.placements)
+    if every == bool(chosen):
+        got = "both" if every else "neither"
+        raise ProjectError(
+            Problem("command line", "either --placement NAME or --all", got, f"Placements: {', '.join(known)}.")
+        )
+    unknown = [name for name in chosen or () if name not in known]
+    if unknown:
+        where = f"{loaded.path}: placements"
+        raise ProjectError(
+            [Problem(where, f"one of {', '.join(known)}", name, "Correct --placement.") for name in unknown]
+        )
+    return known if every else list(dict.fromkeys(chosen or ()))
+
+
+def _flags(chosen: list[str], every: bool) -> str:
+    return "--all" if every else " ".join(f"--placement {name}" for name in chosen)
+
+
+def _again(project: Path, overrides: list[str] | None) -> str:
+    """The arguments that name the same project once more."""
+    return shlex.join(["-p", str(project), *(part for value in overrides or () for part in ("--set", value))])
+
+
+def _open_tracking(loaded: LoadedProject) -> str:
+    from gemcut.tracking import uri_of
+
+    return f"mlflow ui --backend-store-uri {uri_of(loaded)}"

@@ -1,0 +1,1 @@
+"""What each command does, one file each; `gemcut/cli.py` gives them their arguments."""

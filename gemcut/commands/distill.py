@@ -1,0 +1,49 @@
+"""`gemcut distill`: students and their twins, in parallel local processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gemcut.console import Screen
+from gemcut.fanout import Outcome, raise_failures, run_jobs
+from gemcut.project import LoadedProject
+from gemcut.workspace import Workspace
+
+DEFAULT_SEEDS = (0,)
+
+
+def distill(
+    loaded: LoadedProject,
+    screen: Screen,
+    *,
+    placements: Sequence[str],
+    seeds: Sequence[int] = DEFAULT_SEEDS,
+    num_processes: int = 1,
+) -> dict[str, Any]:
+    """Train every placement's student and twin for every seed; finished ones are kept, failed ones reported at the end."""
+    from transfer.distill import ARMS, train_student
+
+    space = Workspace(loaded)
+    jobs = [
+        (f"{placement} seed {seed} {arm}", space.student_job(placement, seed, arm))
+        for placement in placements
+        for seed in seeds
+        for arm in ARMS
+    ]
+    outcomes: list[Outcome[Any]] = []
+    with screen.progress("distill") as tell:
+        tell(0.0, f"{len(jobs)} jobs in {num_processes} processes")
+        for outcome in run_jobs(train_student, jobs, num_processes=num_processes):
+            outcomes.append(outcome)
+            words = "failed" if outcome.error is not None else f"label loss {outcome.result.label_loss:.4f}"
+            tell(len(outcomes) / len(jobs), f"{len(outcomes)} of {len(jobs)}: {outcome.name}, {words}")
+    raise_failures(outcomes)
+    rows = {outcome.name: outcome.result for outcome in outcomes}
+    for name, _ in jobs:
+        result = rows[name]
+        screen.say(
+            f"  {name:<40} {result.num_rows:>9,} rows  {result.seconds:6.1f} s  label loss {result.label_loss:.4f}"
+            + (f"  soft labels on {result.soft_label_coverage:.1%}" if result.soft_label_coverage else "")
+        )
+    return {name: {"weights": result.weights_digest, "seconds": result.seconds} for name, result in rows.items()}

@@ -1,0 +1,49 @@
+"""`gemcut validate`: the whole project file, then the data against it; every problem at once."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from gemcut.console import Screen
+from gemcut.project import LoadedProject
+from serving.errors import DataError
+
+if TYPE_CHECKING:
+    from foundation.data.summary import Summary
+
+
+def validate(loaded: LoadedProject, screen: Screen, *, sample_rows: int | None = None) -> dict[str, Any]:
+    """Check the data; the project file was checked when it was loaded.
+
+    Raises:
+        DataError: with every problem found.
+    """
+    from foundation.data.validate import validate_data
+
+    with screen.progress("validate") as tell:
+        tell(0.0, "reading the tables")
+        validation = validate_data(loaded.project, loaded.root, loaded.project.split, sample_rows=sample_rows)
+    if validation.problems:
+        raise DataError(validation.problems)
+    screen.say(f"[green]sound[/green]: {loaded.path}")
+    if validation.summary is not None:
+        _print(validation.summary, screen)
+    return {"sound": True, "summary": asdict(validation.summary) if validation.summary else None}
+
+
+def _print(summary: Summary, screen: Screen) -> None:
+    screen.say(
+        f"  {summary.num_rows:,} rows of {summary.num_requests:,} requests ({summary.training_requests:,} to train on, "
+        f"{summary.test_requests:,} to test), {summary.num_users:,} users, {summary.num_items:,} items, "
+        f"{summary.first:%Y-%m-%d} to {summary.last:%Y-%m-%d}"
+    )
+    for log in summary.logs:
+        screen.say(
+            f"  log {log.name}: {log.num_events:,} events, {log.after_last_request:,} of them after the last request"
+        )
+    for head in summary.heads:
+        screen.say(
+            f"  {head.surface:<22} {head.objective:<14} {head.known:>11,} labels, {head.positives:>10,} positive, "
+            f"{head.training_positives:>10,} of these to train on"
+        )

@@ -1,0 +1,27 @@
+"""Runs of a project in MLflow: the foundation model's run, and its students' below it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eval.tracking import Tracker, tracking_id, tracking_uri
+from gemcut.project import LoadedProject
+from gemcut.workspace import Workspace
+
+
+def uri_of(loaded: LoadedProject) -> str:
+    """The MLflow tracking URI of a project."""
+    return tracking_uri(loaded.project.tracking.uri, loaded.workdir)
+
+
+def start_run(loaded: LoadedProject, folder: Path, *, name: str) -> Tracker:
+    """The run that is tracked in a folder; any but the foundation model's is its child."""
+    foundation = Workspace(loaded).foundation
+    return Tracker.start(
+        folder,
+        uri=uri_of(loaded),
+        experiment=loaded.project.tracking.experiment or loaded.project.name,
+        name=name,
+        parent=None if folder == foundation else tracking_id(foundation),
+        tags={"gemcut.project_digest": loaded.digest},
+    )

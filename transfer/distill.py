@@ -1,0 +1,224 @@
+"""Trains students: for each placement and seed a student that learns from the teacher too, and its twin that does not."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import orjson
+import torch
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+from eval.artifacts import sha256_of, write_file, write_json
+from eval.predictions import Predictions, save_predictions
+from foundation.data.batch import RequestBatch
+from foundation.data.reader import Reader
+from foundation.data.schema import Schema
+from foundation.data.store import Store
+from foundation.model.inputs import to_tensors
+from foundation.parallel.gather import full_tensors
+from foundation.parallel.world import World, joined_world
+from foundation.soft_labels import SoftLabels, read_soft_labels
+from foundation.training.checkpoint import Identity
+from foundation.training.labels import settled_labels
+from foundation.training.loss import masked_cross_entropy
+from foundation.training.stream import CheckpointPolicy, Progress, learn
+from foundation.training.trainer import OptimizerConfig, Trainer
+from transfer.config import Placement
+from transfer.liveness import LossRecorder, recent
+from transfer.losses import distillation_loss
+from transfer.predict import predictions_of
+from transfer.student import Student
+
+Arm = Literal["student", "twin"]
+ARMS: tuple[Arm, ...] = ("twin", "student")
+WEIGHTS_FILE = "weights.safetensors"
+RESULT_FILE = "result.json"
+PREDICTIONS_FILE = "predictions.parquet"
+SCORING_REQUESTS = 512
+CHECKPOINT_STEPS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class StudentJob:
+    """One student, or one twin.
+
+    Attributes:
+        name: the placement's.
+        soft_labels: folder of the progressive soft labels; a twin does not read it.
+        folder: gets the weights, the test predictions and the result.
+        until_us: requests before this time are learned from, the others are the test.
+    """
+
+    schema: Schema
+    name: str
+    placement: Placement
+    arm: Arm
+    seed: int
+    store: Path
+    soft_labels: Path
+    folder: Path
+    until_us: int
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StudentResult:
+    """What a job left behind; `identity` says of what it is the result."""
+
+    identity: str
+    weights_digest: str
+    num_steps: int
+    num_rows: int
+    seconds: float
+    soft_label_coverage: float
+    label_loss: float
+    distillation_loss: float
+
+
+def train_student(job: StudentJob, progress: Progress | None = None) -> StudentResult:
+    """Train one arm and score the test rows; a job that is already done is not done again.
+
+    Raises:
+        MismatchError: the soft labels are of another store or schema, or leak.
+        UserError: the distillation did nothing: no row had a soft label, or the loss stood still.
+    """
+    store = Store.open(job.store, job.schema)
+    soft_labels = _soft_labels(job, store)
+    identity = student_identity(job, store, soft_labels)
+    done = _finished(job, identity)
+    if done is not None:
+        return done
+    recorder = LossRecorder()
+    with joined_world(job.threads) as world:
+        trainer = build_student(job, world)
+        digests = {"schema_digest": job.schema.schema_digest(), "data_fingerprint": store.fingerprint}
+        policy = CheckpointPolicy(
+            folder=job.folder / "checkpoints",
+            every_steps=CHECKPOINT_STEPS,
+            keep=1,
+            identity=Identity(run=identity, **digests),
+        )
+        loss_of = _loss(job, soft_labels, recorder)
+        with _reader(job, store, test=False, batch_requests=job.placement.student.batch_requests) as reader:
+            report = learn(trainer, reader, loss_of=loss_of, recorder=recorder, policy=policy, progress=progress)
+        if soft_labels is not None:
+            recorder.check_alive(f"placement {job.name}: transfer.soft_labels")
+        write_file(job.folder / WEIGHTS_FILE, to_safetensors(full_tensors(trainer.model)))
+        weights_digest = sha256_of(job.folder / WEIGHTS_FILE)
+        save_predictions(_predict(job, store, trainer, weights_digest), job.folder / PREDICTIONS_FILE)
+    result = StudentResult(
+        identity=identity,
+        weights_digest=weights_digest,
+        num_steps=report.num_steps,
+        num_rows=recorder.num_rows,
+        seconds=report.seconds,
+        soft_label_coverage=recorder.coverage,
+        label_loss=recent(recorder.label),
+        distillation_loss=recent(recorder.distillation),
+    )
+    write_json(job.folder / RESULT_FILE, result)
+    return result
+
+
+def build_student(job: StudentJob, world: World) -> Trainer:
+    """The student with its first parameters: those of its twin of the same seed, and the auxiliary head beside them."""
+    torch.manual_seed(job.seed)
+    student = job.placement.student
+    config = job.placement.transfer.soft_labels
+    model = Student(
+        job.schema,
+        student,
+        len(job.placement.objectives),
+        gradient_scale=config.gradient_scale if job.arm == "student" and config is not None else None,
+    )
+    return Trainer(model, world, OptimizerConfig(student.dense_learning_rate, student.table_learning_rate))
+
+
+def student_identity(job: StudentJob, store: Store, soft_labels: SoftLabels | None) -> str:
+    """Digest of everything that decides the job's result."""
+    content: list[Any] = [job.schema.schema_digest(), store.fingerprint, job.until_us, job.arm, job.seed]
+    content += [job.placement.model_dump(mode="json", exclude={"budget"})]
+    content += [soft_labels.digest if soft_labels is not None else None]
+    return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def read_result(folder: Path) -> StudentResult | None:
+    """The result that a finished job left, if there is one."""
+    path = folder / RESULT_FILE
+    return StudentResult(**orjson.loads(path.read_bytes())) if path.is_file() else None
+
+
+def _finished(job: StudentJob, identity: str) -> StudentResult | None:
+    result = read_result(job.folder)
+    if result is None or result.identity != identity:
+        return None
+    weights = job.folder / WEIGHTS_FILE
+    return result if weights.is_file() and sha256_of(weights) == result.weights_digest else None
+
+
+def _soft_labels(job: StudentJob, store: Store) -> SoftLabels | None:
+    if job.arm == "twin" or job.placement.transfer.soft_labels is None:
+        return None
+    return read_soft_labels(
+        job.soft_labels, data_fingerprint=store.fingerprint, schema_digest=job.schema.schema_digest()
+    )
+
+
+def _places(job: StudentJob) -> list[int]:
+    names = list(job.schema.objectives)
+    return [names.index(objective) for objective in job.placement.objectives]
+
+
+def _reader(job: StudentJob, store: Store, *, test: bool, batch_requests: int) -> Reader:
+    period = {"start": job.until_us} if test else {"end": job.until_us}
+    positions = store.select(surfaces=(job.placement.surface,), **period)
+    limits = dict.fromkeys(job.schema.data.events, job.placement.student.history)
+    return Reader(store, job.schema, positions, batch_requests, history_limits=limits)
+
+
+def _loss(
+    job: StudentJob, soft_labels: SoftLabels | None, recorder: LossRecorder
+) -> Callable[[RequestBatch, tuple[Tensor, Tensor | None]], Tensor]:
+    places = _places(job)
+    config = job.placement.transfer.soft_labels
+
+    def loss_of(batch: RequestBatch, outputs: tuple[Tensor, Tensor | None]) -> Tensor:
+        serving, auxiliary = outputs
+        labels = torch.as_tensor(settled_labels(batch, job.schema, job.until_us)[:, places]).to(serving.device)
+        label_loss = masked_cross_entropy(serving, labels, serving.new_ones(len(places)))
+        recorder.label.append(label_loss.detach())
+        if auxiliary is None or soft_labels is None or config is None:
+            recorder.count(batch.num_candidates, 0)
+            return label_loss
+        times = np.repeat(batch.times, np.diff(batch.candidate_offsets))
+        soft = soft_labels.of_rows(batch.row_ids, times)[:, places]
+        recorder.count(batch.num_candidates, int(np.isfinite(soft).any(axis=1).sum()))
+        teacher = torch.as_tensor(soft).to(serving.device)
+        soft_loss = distillation_loss(auxiliary, teacher, label_scale=config.label_scale)
+        recorder.distillation.append(soft_loss.detach())
+        return label_loss + config.weight * soft_loss
+
+    return loss_of
+
+
+def _predict(job: StudentJob, store: Store, trainer: Trainer, weights_digest: str) -> Predictions:
+    batches, probabilities = [], []
+    with _reader(job, store, test=True, batch_requests=SCORING_REQUESTS) as reader:
+        for batch in reader:
+            logits, _ = trainer.score(to_tensors(batch, trainer.world.device))
+            batches.append(batch)
+            probabilities.append(torch.sigmoid(logits.double()).cpu().numpy())
+    return predictions_of(
+        batches,
+        np.concatenate(probabilities),
+        schema=job.schema,
+        objectives=job.placement.objectives,
+        model_digest=weights_digest,
+        data_fingerprint=store.fingerprint,
+    )

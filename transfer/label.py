@@ -1,0 +1,103 @@
+"""Scores any rows with one checkpoint of the foundation model, and writes them to the soft-label store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch.distributed as dist
+
+from eval.artifacts import staged_folder
+from foundation.data.reader import Reader
+from foundation.data.store import Store
+from foundation.model.inputs import to_tensors
+from foundation.parallel.world import joined_world
+from foundation.soft_labels import SoftLabelWriter
+from foundation.training.checkpoint import check_identity, list_checkpoints, load_checkpoint, read_manifest
+from foundation.training.foundation_model import FoundationJob, build_trainer, run_identity
+from foundation.training.stream import Progress
+from serving.errors import MismatchError, Problem
+
+SCORING_REQUESTS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class LabelJob:
+    """Which rows to score, and where to put the scores.
+
+    Attributes:
+        foundation: the job whose newest checkpoint is the teacher.
+        target: folder of the soft-label store.
+        from_us: requests at or after this time are scored, microseconds since 1970 UTC.
+        surfaces: requests of these surfaces only; of every one if None.
+    """
+
+    foundation: FoundationJob
+    target: Path
+    from_us: int
+    surfaces: tuple[str, ...] | None = None
+
+
+def label(job: LabelJob, progress: Progress | None = None) -> int:
+    """Score the rows and return how many; the store is written whole or not at all.
+
+    Raises:
+        MismatchError: there is no checkpoint, or it belongs to another store, schema or run, or the teacher has seen the rows.
+    """
+    foundation = job.foundation
+    store = Store.open(foundation.store, foundation.schema)
+    checkpoint = newest_checkpoint(foundation.folder)
+    _refuse_seen_rows(job)
+    with joined_world(foundation.config.training.threads) as world:
+        trainer = build_trainer(foundation, world)
+        manifest = read_manifest(checkpoint)
+        check_identity(checkpoint, manifest, run_identity(foundation, store))
+        learned_to = load_checkpoint(checkpoint, tensors=trainer.tensors())["recorder"]["learned_to"]
+        positions = store.select(surfaces=job.surfaces, start=job.from_us)
+        objectives = tuple(foundation.schema.objectives)
+        num_rows = 0
+        with (
+            staged_folder(job.target) as stage,
+            Reader(
+                store, foundation.schema, positions, SCORING_REQUESTS, rank=world.rank, world_size=world.size
+            ) as reader,
+        ):
+            total = max(len(reader), 1)
+            writer = SoftLabelWriter(stage, objectives, rank=world.rank)
+            for step, batch in enumerate(reader, start=1):
+                logits = trainer.score(to_tensors(batch, world.device)).cpu().numpy()
+                writer.add(batch.row_ids, np.full(batch.num_candidates, learned_to, dtype=np.int64), logits)
+                num_rows += batch.num_candidates
+                if progress is not None:
+                    progress(step / total, f"{num_rows:,} rows")
+            writer.flush()
+            dist.barrier()
+            writer.publish(
+                teacher=manifest.digest,
+                kind="frozen",
+                data_fingerprint=store.fingerprint,
+                schema_digest=foundation.schema.schema_digest(),
+            )
+    return num_rows
+
+
+def newest_checkpoint(foundation_folder: Path) -> Path:
+    """The newest committed checkpoint of a training run."""
+    found = list_checkpoints(foundation_folder / "checkpoints")
+    if not found:
+        where = str(foundation_folder / "checkpoints")
+        raise MismatchError(Problem(where, "a checkpoint of the foundation model", "none", "Run `gemcut train` first."))
+    return found[-1]
+
+
+def _refuse_seen_rows(job: LabelJob) -> None:
+    if job.from_us < job.foundation.until_us:
+        raise MismatchError(
+            Problem(
+                where="label: rows to score",
+                expected=f"requests at or after the training cut, {job.foundation.until_us} us",
+                got=f"requests from {job.from_us} us on, which the teacher has learned from",
+                remedy="Use the progressive scores that `gemcut train` wrote for them.",
+            )
+        )

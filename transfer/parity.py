@@ -1,0 +1,144 @@
+"""Parity: the bundle, run by the code that will serve it, must say what the trained model said; a breach fails the export."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from eval.predictions import Predictions
+from serving.errors import BundleError, Problem
+from serving.manifest import Parity
+from serving.ranker import Ranker
+from transfer.served import ServedStudent
+
+TOLERANCE = 1e-5
+"""Largest difference of two probabilities: float32 sums in another order differ by less than 1e-6 here."""
+
+TOP = 10
+HOSTILE_COUNTS = (1, 2, 513)
+HOSTILE_IDS = (-1, 0, 2**31, 2**62, 2**63 - 1)
+
+Request = dict[str, Any]
+
+
+def check_parity(
+    ranker: Ranker,
+    model: ServedStudent,
+    requests: list[Request],
+    *,
+    positions: NDArray[np.int64],
+    predictions: Predictions,
+) -> Parity:
+    """Compare on ordinary and hostile requests.
+
+    Args:
+        ranker: the exported files, opened by the serving code.
+        model: the same student in torch, for requests that training never sees.
+        requests: raw, as logged.
+        positions: of those requests in the store.
+        predictions: what the trained model said of them, TorchRec tables and all.
+
+    Raises:
+        BundleError: a probability differs by more than the tolerance; names the objective, the kind of request and the error.
+    """
+    tally = _Tally(ranker.manifest.objectives)
+    for request, position in zip(requests, positions, strict=True):
+        served = ranker.score(request["request"], request["histories"], request["candidates"])
+        rows = predictions.request == position
+        for objective, probabilities in served.items():
+            tally.compare("logged requests", objective, probabilities, predictions.probabilities[objective][rows])
+        tally.num_requests += 1
+        tally.num_rows += int(rows.sum())
+    for kind, feeds in _hostile_feeds(ranker, requests):
+        with torch.no_grad():
+            expected = model({name: torch.as_tensor(array) for name, array in feeds.items()}).numpy()
+        served = ranker.score_arrays(feeds)
+        for place, objective in enumerate(ranker.manifest.objectives):
+            tally.compare(kind, objective, served[objective], expected[:, place])
+        tally.num_requests += 1
+        tally.num_rows += len(expected)
+    if tally.problems:
+        raise BundleError(tally.problems)
+    return Parity(
+        num_requests=tally.num_requests,
+        num_rows=tally.num_rows,
+        largest_error=tally.largest,
+        tolerance=TOLERANCE,
+        order_flips=tally.flips,
+    )
+
+
+class _Tally:
+    """Largest errors and order flips so far, and every breach."""
+
+    def __init__(self, objectives: tuple[str, ...]) -> None:
+        self.num_requests = self.num_rows = 0
+        self.largest = dict.fromkeys(objectives, 0.0)
+        self.flips = dict.fromkeys(objectives, 0)
+        self.problems: list[Problem] = []
+
+    def compare(self, kind: str, objective: str, served: NDArray[Any], expected: NDArray[Any]) -> None:
+        """Take what the bundle and the model said of one request's candidates."""
+        if served.shape != expected.shape:
+            self._breach(kind, objective, f"{expected.shape[0]} probabilities", f"{served.shape[0]}")
+            return
+        error = float(np.abs(served - expected).max(initial=0.0))
+        self.largest[objective] = max(self.largest[objective], error)
+        self.flips[objective] += order_flips(served, expected)
+        if not error <= TOLERANCE:
+            self._breach(kind, objective, f"probabilities within {TOLERANCE}", f"an error of {error:.3g}")
+
+    def _breach(self, kind: str, objective: str, expected: str, got: str) -> None:
+        remedy = "Nothing was published. Export again; if it stays, a layer of the student exports wrongly."
+        self.problems.append(Problem(f"parity on {kind}: objective {objective}", expected, got, remedy))
+
+
+def order_flips(served: NDArray[Any], expected: NDArray[Any]) -> int:
+    """Pairs among the expected top 10 that are served in the opposite order, ties within the tolerance not counted.
+
+    Example:
+        >>> order_flips(np.array([0.1, 0.9, 0.5]), np.array([0.1, 0.5, 0.9]))
+        1
+    """
+    top = np.argsort(-expected, kind="stable")[:TOP]
+    ahead = np.asarray(expected)[top][:, None] - np.asarray(expected)[top][None, :] > TOLERANCE
+    behind = np.asarray(served)[top][:, None] - np.asarray(served)[top][None, :] < 0
+    return int((ahead & behind).sum())
+
+
+def _hostile_feeds(ranker: Ranker, requests: list[Request]) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
+    """Graph inputs that logs seldom hold, made of logged ones."""
+    for kind, request in _hostile_requests(ranker, requests[0]):
+        yield kind, ranker.encode(request["request"], request["histories"], request["candidates"])
+    ordinary = ranker.encode(*(requests[0][part] for part in ("request", "histories", "candidates")))
+    for name, array in ordinary.items():
+        if array.dtype != np.int64 or not array.size:
+            continue
+        for bad in HOSTILE_IDS:
+            damaged = array.copy()
+            damaged[0] = bad
+            yield f"id {bad} in {name}", ordinary | {name: damaged}
+
+
+def _hostile_requests(ranker: Ranker, request: Request) -> Iterator[tuple[str, Request]]:
+    """Raw requests: extreme counts, extreme histories, nothing known."""
+    longest = max(history.limit for history in ranker.manifest.histories)
+    for count in HOSTILE_COUNTS:
+        yield f"{count} candidates", request | {"candidates": _resized(request["candidates"], count)}
+    yield "an empty history", request | {"histories": {log: _resized(c, 0) for log, c in request["histories"].items()}}
+    yield (
+        "the longest history",
+        request | {"histories": {log: _resized(c, longest + 1) for log, c in request["histories"].items()}},
+    )
+    unknown = {name: [None] * len(column) for name, column in request["candidates"].items()}
+    nobody = {name: value if name in ("time", "surface") else None for name, value in request["request"].items()}
+    yield "everything missing", request | {"request": nobody, "candidates": unknown}
+
+
+def _resized(columns: dict[str, list[Any]], count: int) -> dict[str, list[Any]]:
+    return {name: list(islice(cycle(column), count)) if column else [] for name, column in columns.items()}

@@ -1,0 +1,90 @@
+"""The student as it is served: one request, plain tensors, one table; what `torch.export` turns into ONNX.
+
+Shape letters: N candidates, T events, F id features, G number features, K objectives.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from foundation.data.schema import Schema, ids_of
+from foundation.model.match import DECAYS_DAYS
+from serving.ids import OUT_OF_VOCABULARY
+from transfer.student import StudentNetwork, StudentShape
+
+
+class FeatureRows(nn.Module):
+    """Rows of several features in one concatenated table; an id outside its own feature's table becomes "out of vocabulary"."""
+
+    offsets: Tensor
+    sizes: Tensor
+
+    def __init__(self, offsets: list[int], sizes: list[int]) -> None:
+        super().__init__()
+        self.register_buffer("offsets", torch.tensor(offsets, dtype=torch.int64))
+        self.register_buffer("sizes", torch.tensor(sizes, dtype=torch.int64))
+
+    def forward(self, ids: Tensor, table: Tensor) -> Tensor:
+        """[M, F] int64 → [M, F * D]."""
+        bad = (ids < 0) | (ids >= self.sizes)
+        rows = torch.where(bad, OUT_OF_VOCABULARY, ids) + self.offsets
+        return torch.nn.functional.embedding(rows, table).flatten(1)
+
+
+class ServedStudent(nn.Module):
+    """`Student` for one request, from ids to probabilities; nothing of the auxiliary head or of TorchRec is in it."""
+
+    table: Tensor
+    decays: Tensor
+
+    def __init__(self, schema: Schema, shape: StudentShape, network: StudentNetwork, tables: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.logs = tuple(shape.events)
+        self.num_item_fields = shape.num_item_fields
+        self.network = network
+        starts, start = {}, 0
+        for name, weight in tables.items():
+            starts[name] = start
+            start += len(weight)
+        self.register_buffer("table", torch.cat(list(tables.values())))
+        self.register_buffer("decays", torch.tensor(DECAYS_DAYS))
+
+        def rows(names: list[str]) -> FeatureRows:
+            return FeatureRows([starts[name] for name in names], [len(tables[name]) for name in names])
+
+        self.request_rows = rows([f.table_name for f in ids_of(schema.request_features())])
+        self.candidate_rows = rows([f.table_name for f in ids_of(schema.candidate_features())])
+        self.event_rows = nn.ModuleDict(
+            {log: rows([f.table_name for f in ids_of(schema.event_features(log))]) for log in shape.events}
+        )
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Graph inputs by name (see `serving.manifest.Manifest`) → [N, K] probabilities."""
+        user = [self.request_rows(inputs["request_ids"], self.table)]
+        candidate = [self.candidate_rows(inputs["candidate_ids"], self.table)]
+        if "candidate_numbers" in inputs:
+            candidate.append(inputs["candidate_numbers"])
+        for log in self.logs:
+            events = self.event_rows[log](inputs[f"history_ids.{log}"], self.table)
+            count = torch.ones_like(inputs[f"history_ages.{log}"]).sum().clamp(min=1.0)
+            user.append(events.sum(0, keepdim=True) / count)
+            candidate.append(self._matches(inputs, log))
+        if "request_numbers" in inputs:
+            user.append(inputs["request_numbers"])
+        x = self.network.user_half(torch.cat(user, dim=1))
+        features = self.network.backbone(x, torch.cat(candidate, dim=1))
+        return torch.sigmoid(self.network.head(features))
+
+    def _matches(self, inputs: dict[str, Tensor], log: str) -> Tensor:
+        """`foundation.model.match.match_signals` of one request: [N, F * NUM_SIGNALS]."""
+        days = inputs[f"history_ages.{log}"]
+        weights = torch.cat([torch.ones_like(days)[:, None], torch.exp(-days[:, None] / self.decays)], dim=1)
+        freshness = 1.0 / (1.0 + days)
+        signals = []
+        for field in range(self.num_item_fields):
+            asked = inputs["candidate_ids"][:, None, field]
+            same = ((asked == inputs[f"history_ids.{log}"][None, :, field]) & (asked > 0)).float()
+            lately = torch.nn.functional.pad(same * freshness, (1, 0)).amax(dim=1, keepdim=True)
+            signals += [torch.log1p(same @ weights), lately]
+        return torch.cat(signals, dim=1)
