@@ -39,7 +39,7 @@ def make_weights(seed=3):
     return {name: rng.normal(size=(rows, 2)).astype(np.float32) for name, rows in WEIGHT_SHAPES.items()}
 
 
-def make_graph(weights):
+def make_graph(weights, last="Sigmoid"):
     """probabilities = sigmoid(candidate + request + mean of history), every term a row of a table."""
     from onnx import TensorProto, helper, numpy_helper
 
@@ -72,7 +72,7 @@ def make_graph(weights):
     nodes.append(helper.make_node("Sum", terms["candidate"], ["candidate"]))
     nodes.append(helper.make_node("Add", ["request", "history"], ["shared"]))
     nodes.append(helper.make_node("Add", ["candidate", "shared"], ["logits"]))
-    nodes.append(helper.make_node("Sigmoid", ["logits"], ["probabilities"]))
+    nodes.append(helper.make_node(last, ["logits"], ["probabilities"]))
     constants = {"at0": np.int64(0), "at1": np.int64(1), "axis0": np.array([0]), "one": np.array([1.0], np.float32)}
     inputs = [
         helper.make_tensor_value_info(name, kind, shape)
@@ -83,6 +83,7 @@ def make_graph(weights):
             ("candidate_numbers", TensorProto.FLOAT, ["N", 1]),
             ("history_ids.purchases", TensorProto.INT64, ["T", 1]),
             ("history_numbers.purchases", TensorProto.FLOAT, ["T", 1]),
+            ("history_ages.purchases", TensorProto.FLOAT, ["T"]),
         ]
     ]
     output = helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["N", 2])
@@ -123,13 +124,13 @@ def make_manifest(folder):
     }
 
 
-def write_bundle(folder, *, weights=None, change_manifest=None):
+def write_bundle(folder, *, weights=None, last="Sigmoid", change_manifest=None):
     """A whole bundle in a new folder; `change_manifest` edits the manifest's dict before it is written."""
     import onnx
 
     folder.mkdir(parents=True)
     onnx.save(
-        make_graph(weights or make_weights()),
+        make_graph(weights or make_weights(), last),
         folder / "model.onnx",
         save_as_external_data=True,
         location="model.onnx.data",

@@ -1,13 +1,16 @@
 """A bundle is read only when every byte of it is the exported one; anything else is refused with a reason."""
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from serving.bundle import load_bundle
+from serving.bundle import load_bundle, parse_manifest
 from serving.errors import BundleError
 from serving.external import external_files
 
@@ -209,3 +212,28 @@ def _field(number, body):
         size >>= 7
         if not size:
             return bytes([number << 3 | 2, *digits]) + body
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_either_walked_or_refused(content):
+    with contextlib.suppress(BundleError):
+        external_files(content)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 255))
+def test_a_graph_with_any_changed_byte_is_either_walked_or_refused(bundle_folder, place, value):
+    content = bytearray((bundle_folder / "model.onnx").read_bytes())
+    content[place % len(content)] = value
+    with contextlib.suppress(BundleError):
+        external_files(bytes(content))
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+    )
+)
+def test_any_json_is_either_a_manifest_or_refused(document):
+    with pytest.raises(BundleError):
+        parse_manifest(json.dumps(document).encode("utf-8", "surrogatepass"))

@@ -1,6 +1,7 @@
 """Served probabilities against a slow sum over Python values, and what malformed requests get."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -284,11 +285,30 @@ def test_every_problem_of_a_request_is_listed(ranker, raw):
     ]
 
 
+def test_threads_may_share_a_ranker(ranker, raw):
+    users = range(200)
+
+    def score(user):
+        return ranker.score({**raw.request, "user": user}, raw.histories, raw.candidates)["click"].tolist()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(score, users)) == [score(user) for user in users]
+
+
 def test_a_damaged_weight_does_not_become_a_ranking(tiny, tmp_path, raw):
     weights = {**tiny.weights, "hour": np.full((1, 2), np.nan, dtype=np.float32)}
     damaged = Ranker.load(tiny.write(tmp_path / "bundle", weights=weights))
     with pytest.raises(BundleError, match="nan"):
         damaged.score(raw.request, raw.histories, raw.candidates)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_scores_that_are_no_probabilities_are_refused(tiny, tmp_path, raw, sign):
+    weights = {name: np.zeros_like(table) for name, table in tiny.weights.items()}
+    weights["price"] = np.full((1, 2), 3.0 * sign, dtype=np.float32)
+    logits = Ranker.load(tiny.write(tmp_path / "bundle", weights=weights, last="Identity"))
+    with pytest.raises(BundleError, match=r"\[0, 1\]"):
+        logits.score(raw.request, {}, raw.candidates)
 
 
 def test_a_graph_of_another_manifest_is_refused_with_every_difference(tiny, tmp_path):
