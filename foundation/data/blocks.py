@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import groupby, pairwise
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -19,8 +17,7 @@ from foundation.data.batch import Float32Array, History, Int64Array, RequestBatc
 from foundation.data.encode import encode_ids, filled, matrices
 from foundation.data.history import slice_rows
 from foundation.data.schema import SURFACE, Feature, Schema, ids_of
-from foundation.data.store import Store
-from serving.errors import DataError, Problem
+from foundation.data.store import Store, whole_file
 
 UNKNOWN_LABEL = -1
 Number = TypeVar("Number", np.int64, np.float32)
@@ -117,7 +114,7 @@ class BlockReader:
         wanted = [(self._store.row_groups[groups[edge]], edge, end) for edge, end in pairwise(edges.tolist())]
         for part, pieces in groupby(wanted, key=lambda piece: piece[0].part):
             path = self._store.parts[part]
-            with _readable(path), pq.ParquetFile(path, memory_map=True, read_dictionary=self._dictionaries) as file:
+            with whole_file(path), pq.ParquetFile(path, memory_map=True, read_dictionary=self._dictionaries) as file:
                 for group, edge, end in pieces:
                     table = file.read_row_group(group.group, columns=self._columns, use_threads=False)
                     rows = positions[edge:end] - group.first
@@ -202,15 +199,6 @@ def _strings(features: tuple[Feature, ...], schema: Schema) -> list[str]:
 def _whole(column: pa.ChunkedArray) -> pa.Array:
     """The column as one array that starts at its buffers' start."""
     return pa.array([], column.type) if not column.num_chunks else column.combine_chunks()
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        got = str(error).splitlines()[0]
-        raise DataError(Problem(str(path), "a whole parquet file", got, "Run `gemcut prepare` again.")) from error
 
 
 def _beside(entities: NDArray[Number], rows: NDArray[np.integer], own: NDArray[Number]) -> NDArray[Number]:

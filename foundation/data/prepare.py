@@ -152,6 +152,9 @@ def _workplace(partial: Path, inputs: str, say: Progress) -> Iterator[None]:
             shutil.rmtree(partial / folder, ignore_errors=True)
         for folder in ("scratch", "staged", "store/events", "store/requests"):
             (partial / folder).mkdir(parents=True, exist_ok=True)
+        for file in (partial / "store").rglob("*"):
+            if file.is_file() and file.suffix not in (".arrow", ".parquet"):
+                file.unlink()  # a file that was being written when the run was killed
         write_file(record, inputs.encode())
         yield
 

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -194,11 +196,8 @@ class Store:
             expected = "a store made with this project's tables, columns, types and surfaces"
             raise MismatchError(Problem(str(folder), expected, "one made with others", AGAIN))
         verify_files(folder, manifest.files, contents=verify)
-        try:
+        with whole_file(folder):
             return cls(folder, schema, manifest)
-        except (pa.ArrowException, OSError) as error:
-            got = str(error).splitlines()[0]
-            raise DataError(Problem(str(folder), "a whole store", got, AGAIN)) from error
 
     @property
     def fingerprint(self) -> str:
@@ -217,8 +216,11 @@ class Store:
 
     @cached_property
     def _times_and_surfaces(self) -> tuple[Int64Array, NDArray[np.int32]]:
-        columns = [pq.read_table(part, columns=["time", "surface"]) for part in self.parts]
-        table = pa.concat_tables(columns)
+        pieces: list[pa.Table] = []
+        for part in self.parts:
+            with whole_file(part), pq.ParquetFile(part) as file:
+                pieces.append(file.read(columns=["time", "surface"]))
+        table = pa.concat_tables(pieces)
         return table["time"].to_numpy(), table["surface"].to_numpy()
 
     def select(
@@ -245,6 +247,16 @@ class Store:
             raise DataError(Problem(str(self.folder), expected, unknown[0], "Correct the name."))
         wanted = [self.schema.surfaces.index(name) for name in surfaces]
         return positions[np.isin(self.surfaces[positions], wanted)]
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[None]:
+    """Turn what Arrow says of a damaged file of the store into an error that names it."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        got = str(error).splitlines()[0]
+        raise DataError(Problem(str(path), "whole files, as `gemcut prepare` wrote them", got, AGAIN)) from error
 
 
 def microseconds(moment: datetime) -> int:
