@@ -11,7 +11,8 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 CONSTRAINTS = Path(__file__).parent.parent / "constraints.txt"
-NOT_PINNED = {"gemcut", "pip"}
+# gemcut is what is developed, pip came with Python, and torch's CUDA build pins its own parts.
+NOT_PINNED = re.compile(r"(gemcut|pip|triton|nvidia-.*|cuda-.*)\Z")
 HEADER = "# Exact versions of everything that `make setup` installs; written by `make constraints`.\n"
 
 
@@ -29,7 +30,7 @@ def pins(text: str) -> dict[str, str]:
 def installed() -> dict[str, str]:
     """Name to version in this environment, without local parts such as +cpu: any build of a version is welcome."""
     found = {canonical(item.metadata["Name"]): item.version.split("+")[0] for item in distributions()}
-    return {name: version for name, version in found.items() if name not in NOT_PINNED}
+    return {name: version for name, version in found.items() if not NOT_PINNED.match(name)}
 
 
 def main() -> None:

@@ -45,12 +45,7 @@ print(hashlib.sha256(b"\0".join(open(path, "rb").read() for path in sys.argv[1:]
         constraints.txt pyproject.toml scripts/setup.sh
 }
 
-install_torch() { # first and alone, so that the build pip was given decides the rest
-    install torch
-    if [ "$1" = cuda ] && ! "$venv/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)'; then
-        fail "an NVIDIA driver is here, but pip was given a torch without CUDA; let pip find a CUDA build, or set GEMCUT_ACCELERATOR=cpu"
-    fi
-}
+torch_has_cuda() { "$venv/bin/python" -W ignore -c 'import sys, torch; sys.exit(torch.version.cuda is None)'; }
 
 install_everything() {
     if [ "$1" = cuda ]; then
@@ -79,10 +74,6 @@ if [ -e "$unfinished" ] || { [ -n "$have" ] && [ "${have%% *}" != "$choice" ]; }
     rm -rf "$venv"
 fi
 
-case "$choice" in
-    cpu) say "no CUDA: the CPU build of torchrec's kernels (fbgemm-gpu-cpu; GEMCUT_ACCELERATOR=cuda to override)" ;;
-    cuda) say "CUDA: the GPU build of torchrec's kernels (fbgemm-gpu; GEMCUT_ACCELERATOR=cpu to override)" ;;
-esac
 mkdir -p "$venv"
 touch "$unfinished"
 rm -f "$ready"
@@ -92,9 +83,21 @@ if [ ! -x "$venv/bin/python" ]; then
 fi
 say "installing torch"
 install setuptools # the pinned one: it builds gemcut below
-install_torch "$choice"
+install torch      # first and alone: with a driver, the build that pip was given has a say too
+kernels=$choice
+why=${GEMCUT_ACCELERATOR:+GEMCUT_ACCELERATOR=$choice}
+if [ "$choice" = cpu ]; then
+    say "the CPU build of torchrec's kernels (fbgemm-gpu-cpu): ${why:-nvidia-smi lists no GPU}"
+elif torch_has_cuda; then
+    say "the CUDA build of torchrec's kernels (fbgemm-gpu): ${why:-nvidia-smi lists a GPU}"
+elif [ -n "${GEMCUT_ACCELERATOR:-}" ]; then
+    fail "CUDA was asked for, but the torch that pip was given has none; let pip find a CUDA build of it, or set GEMCUT_ACCELERATOR=cpu"
+else
+    say "the CPU build of torchrec's kernels (fbgemm-gpu-cpu): nvidia-smi lists a GPU, but the torch that pip was given has no CUDA"
+    kernels=cpu
+fi
 say "installing the rest; a few minutes the first time"
-install_everything "$choice"
+install_everything "$kernels"
 say "checking that the native parts load together"
 "$venv/bin/python" -W ignore -c 'import torch, fbgemm_gpu, torchrec, onnxruntime, duckdb'
 
