@@ -20,6 +20,8 @@ FloatArray = NDArray[np.float32]
 Column = Sequence[Any] | NDArray[Any]
 Columns = Mapping[str, Column]
 
+TIME = "time"
+_DAY_US = 86_400_000_000
 _LARGEST_WHOLE_FLOAT = 2**53  # beyond it a float no longer tells neighbouring integers apart
 _NONE = type(None)
 
@@ -34,6 +36,7 @@ class Group:
         features: in order.
         rows: its number of rows if that is fixed.
         newest: how many of its last rows are used; all if None.
+        ages: name of the graph input of the rows' ages; None for rows that have no time.
     """
 
     where: str
@@ -42,11 +45,13 @@ class Group:
     features: tuple[Input, ...]
     rows: int | None = None
     newest: int | None = None
+    ages: str | None = None
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Names of the features."""
-        return frozenset(feature.name for feature in self.features)
+        """Names of the columns: the features, and the time where rows have one."""
+        timed = (TIME,) if self.ages is not None else ()
+        return frozenset((*(feature.name for feature in self.features), *timed))
 
     @cached_property
     def num_ids(self) -> int:
@@ -68,6 +73,7 @@ def groups_of(manifest: Manifest) -> tuple[Group, Group, dict[str, Group]]:
             f"history_numbers.{history.log}",
             history.features,
             newest=history.limit,
+            ages=f"history_ages.{history.log}",
         )
         for history in manifest.histories
     }
@@ -112,14 +118,13 @@ def encode_columns(columns: Columns, group: Group, *, tables: Mapping[str, IdSpa
     Raises:
         RequestError: a value is not of its feature's type; every such feature is listed.
     """
-    rows = check_columns(columns, group)
-    start = max(rows - group.newest, 0) if group.newest is not None else 0
-    ids = np.empty((rows - start, group.num_ids), dtype=np.int64)
-    numbers = np.empty((rows - start, group.num_numbers), dtype=np.float32)
+    rows = len(next(iter(columns.values()), ()))
+    ids = np.empty((rows, group.num_ids), dtype=np.int64)
+    numbers = np.empty((rows, group.num_numbers), dtype=np.float32)
     problems: list[Problem] = []
     at_id = at_number = 0
     for feature in group.features:
-        column, where = columns[feature.name][start:], f"{group.where}.{feature.name}"
+        column, where = columns[feature.name], f"{group.where}.{feature.name}"
         try:
             if isinstance(feature, IdInput):
                 ids[:, at_id] = _encode_ids(column, feature.table, space=tables[feature.table], where=where)
@@ -132,6 +137,46 @@ def encode_columns(columns: Columns, group: Group, *, tables: Mapping[str, IdSpa
     if problems:
         raise RequestError(problems)
     return {name: array for name, array in ((group.ids, ids), (group.numbers, numbers)) if array.shape[1]}
+
+
+def request_time(request: Mapping[str, Any]) -> int:
+    """When the request happens, microseconds since 1970 UTC, from its raw features.
+
+    Raises:
+        RequestError: there is no time, or it is not a whole number.
+    """
+    time = request.get(TIME)
+    if isinstance(time, int | np.integer) and not isinstance(time, bool) and abs(time) < 2**62:
+        return int(time)
+    expected, remedy = "microseconds since 1970-01-01 UTC, an integer", "Send the time of the request."
+    raise RequestError(Problem(f"request.{TIME}", expected, shortened(time), remedy))
+
+
+def before(columns: Columns, group: Group, now_us: int) -> tuple[Columns, FloatArray]:
+    """A history as of the request: the newest rows strictly before it, and their ages in days, as in training.
+
+    Args:
+        columns: checked by `check_columns`, with the rows' times in microseconds since 1970 UTC, oldest first.
+        group: of a log.
+        now_us: the request's time.
+
+    Returns:
+        (the columns of the features, [T] float32).
+
+    Raises:
+        RequestError: a time is missing or no whole number, or times descend.
+    """
+    where = f"{group.where}.{TIME}"
+    times, missing = _raw_ints(columns[TIME], where)
+    times = times.astype(np.int64)
+    gap = missing is not None and bool(missing.any())
+    if gap or np.any(times[1:] < times[:-1]):
+        got = "a missing one" if gap else "times that descend"
+        raise RequestError(Problem(where, "the time of every event, oldest first", got, "Sort the events by time."))
+    last = int(np.searchsorted(times, now_us, side="left"))
+    first = max(last - (group.newest or last), 0)
+    ages = (now_us - times[first:last]).astype(np.float32) / np.float32(_DAY_US)
+    return {name: column[first:last] for name, column in columns.items() if name != TIME}, ages
 
 
 def _name_problems(columns: Mapping[Any, Any], group: Group) -> list[Problem]:

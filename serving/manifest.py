@@ -87,8 +87,8 @@ class Manifest(Part):
 
     Graph inputs, all int64 or float32; an input of zero width does not exist in the graph:
     `request_ids` [1, F], `request_numbers` [1, G], `candidate_ids` [N, F], `candidate_numbers` [N, G], and for each
-    history `history_ids.LOG` [T, F], `history_numbers.LOG` [T, G]. Columns are in the order of the features below, ids
-    and numbers apart.
+    history `history_ids.LOG` [T, F], `history_numbers.LOG` [T, G]; and, always, `history_ages.LOG` [T] float32: days
+    from the event to the request. Columns are in the order of the features below, ids and numbers apart.
     Graph output: `probabilities` [N, K] float32, objectives in order.
     """
 

@@ -12,7 +12,17 @@ from numpy.typing import NDArray
 
 from serving.bundle import load_bundle
 from serving.errors import BundleError, Problem, RequestError, did_you_mean, listed, shortened
-from serving.features import Columns, FloatArray, Group, check_columns, encode_columns, groups_of
+from serving.features import (
+    TIME,
+    Columns,
+    FloatArray,
+    Group,
+    before,
+    check_columns,
+    encode_columns,
+    groups_of,
+    request_time,
+)
 from serving.manifest import IdInput, Manifest
 from serving.session import open_session
 
@@ -60,9 +70,9 @@ class Ranker:
         """Probabilities of each objective for each candidate.
 
         Args:
-            request: raw value of each request feature; None = missing.
-            histories: for each log a column for each of its features, oldest event first; only the newest `limit`
-                events are used, and a log that is absent is empty.
+            request: raw value of each request feature, None = missing; and `time`, microseconds since 1970 UTC.
+            histories: for each log a column for each of its features and `time`, oldest event first; only the newest
+                `limit` events strictly before the request are used, and a log that is absent is empty.
             candidates: a column of N raw values for each candidate feature; lists or numpy arrays.
 
         Returns:
@@ -79,11 +89,16 @@ class Ranker:
         """Graph inputs of a request (names, shapes and dtypes: `Manifest`). Arguments and errors as for `score`."""
         feeds: Feeds = {}
         problems = self._log_problems(histories)
+        now_us = request_time(_mapping(request, "request"))
         for group, columns in self._grouped(request, histories, candidates):
             try:
+                found = check_columns(columns, group)
                 if group is self._candidates:
-                    self._check_count(columns)
-                feeds.update(encode_columns(columns, group, tables=self.manifest.tables))
+                    self._check_count(found)
+                of_features = columns
+                if group.ages is not None:
+                    of_features, feeds[group.ages] = before(columns, group, now_us)
+                feeds.update(encode_columns(of_features, group, tables=self.manifest.tables))
             except RequestError as error:
                 problems.extend(error.problems)
         if problems:
@@ -107,7 +122,7 @@ class Ranker:
         return {objective: probabilities[:, place] for place, objective in enumerate(objectives)}
 
     def _grouped(self, request: Any, histories: Any, candidates: Any) -> Iterator[tuple[Group, Any]]:
-        yield self._request, {name: [value] for name, value in _mapping(request, "request").items()}
+        yield self._request, {name: [value] for name, value in request.items() if name != TIME}
         yield self._candidates, candidates
         for log, group in self._histories.items():
             yield group, histories.get(log, dict.fromkeys(group.names, ()))
@@ -124,8 +139,8 @@ class Ranker:
             for log in sorted(unknown, key=str)
         ]
 
-    def _check_count(self, candidates: Any) -> None:
-        found, largest = check_columns(candidates, self._candidates), self.manifest.max_candidates
+    def _check_count(self, found: int) -> None:
+        largest = self.manifest.max_candidates
         if found > largest:
             remedy = "Send fewer, or export with a larger `max_candidates`."
             raise RequestError(Problem("candidates", f"at most {largest}", str(found), remedy))
@@ -139,11 +154,14 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
 
 def _graph_problems(manifest: Manifest, session: ort.InferenceSession, groups: list[Group]) -> Iterator[Problem]:
     """Where the graph's inputs and outputs differ from the manifest's."""
-    wanted: dict[str, tuple[str, int | None, int]] = {}
+    wanted: dict[str, tuple[Any, ...]] = {}
     for group in groups:
-        wanted[group.ids] = ("tensor(int64)", group.rows, group.num_ids)
-        wanted[group.numbers] = ("tensor(float)", group.rows, group.num_numbers)
-    wanted = {name: shape for name, shape in wanted.items() if shape[2]}
+        if group.num_ids:
+            wanted[group.ids] = ("tensor(int64)", group.rows, group.num_ids)
+        if group.num_numbers:
+            wanted[group.numbers] = ("tensor(float)", group.rows, group.num_numbers)
+        if group.ages is not None:
+            wanted[group.ages] = ("tensor(float)", None)
     found = {
         node.name: (node.type, *(size if isinstance(size, int) else None for size in node.shape))
         for node in session.get_inputs()

@@ -29,8 +29,10 @@ HISTORY = [
     {"kind": "number", "name": "amount", "rule": {"transform": "log1p"}},
 ]
 OBJECTIVES = ["click", "purchase"]
-WEIGHT_SHAPES = {"user": 52, "surface": 4, "item": 99, "department": 22, "hour": 1, "price": 1, "amount": 1}
+WEIGHT_SHAPES = {"user": 52, "surface": 4, "item": 99, "department": 22, "hour": 1, "price": 1, "amount": 1, "age": 1}
 DIGEST = "0" * 64
+DAY = 86_400_000_000  # microseconds
+NOW = 1_508_004_000_000_000
 
 
 def make_weights(seed=3):
@@ -62,7 +64,9 @@ def make_graph(weights, last="Sigmoid"):
     nodes.append(helper.make_node("Gather", ["history_ids.purchases", "at0"], ["seen.row"], axis=1))
     nodes.append(helper.make_node("Gather", ["item", "seen.row"], ["seen"]))
     nodes.append(helper.make_node("MatMul", ["history_numbers.purchases", "amount"], ["spent"]))
-    nodes.append(helper.make_node("Add", ["seen", "spent"], ["events"]))
+    nodes.append(helper.make_node("Unsqueeze", ["history_ages.purchases", "axis1"], ["ages"]))
+    nodes.append(helper.make_node("MatMul", ["ages", "age"], ["aged"]))
+    nodes.append(helper.make_node("Sum", ["seen", "spent", "aged"], ["events"]))
     nodes.append(helper.make_node("ReduceSum", ["events", "axis0"], ["history.sum"], keepdims=1))
     nodes.append(helper.make_node("Shape", ["seen"], ["history.count"], start=0, end=1))
     nodes.append(helper.make_node("Cast", ["history.count"], ["history.length"], to=TensorProto.FLOAT))
@@ -73,7 +77,13 @@ def make_graph(weights, last="Sigmoid"):
     nodes.append(helper.make_node("Add", ["request", "history"], ["shared"]))
     nodes.append(helper.make_node("Add", ["candidate", "shared"], ["logits"]))
     nodes.append(helper.make_node(last, ["logits"], ["probabilities"]))
-    constants = {"at0": np.int64(0), "at1": np.int64(1), "axis0": np.array([0]), "one": np.array([1.0], np.float32)}
+    constants = {
+        "at0": np.int64(0),
+        "at1": np.int64(1),
+        "axis0": np.array([0]),
+        "axis1": np.array([1]),
+        "one": np.array([1.0], np.float32),
+    }
     inputs = [
         helper.make_tensor_value_info(name, kind, shape)
         for name, kind, shape in [
@@ -168,7 +178,7 @@ def ranker(bundle_folder):
 def raw():
     """One well-formed request as raw features: request, histories, candidates."""
     return SimpleNamespace(
-        request={"user": 17, "surface": "home", "hour": 13.0},
-        histories={"purchases": {"item": [3, 9], "amount": [1.0, 2.5]}},
+        request={"time": NOW, "user": 17, "surface": "home", "hour": 13.0},
+        histories={"purchases": {"time": [NOW - 3 * DAY, NOW - DAY // 2], "item": [3, 9], "amount": [1.0, 2.5]}},
         candidates={"item": [4, 5, 2**64 - 1], "price": [0.5, None, 3], "department": ["DELI", None, "肉"]},
     )

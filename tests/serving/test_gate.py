@@ -19,8 +19,8 @@ def requests_file(tmp_path_factory):
     with path.open("w") as file:
         for number in range(1, 20):
             candidates = {"item": list(range(number)), "price": [1.5] * number, "department": ["DELI"] * number}
-            histories = {"purchases": {"item": [3] * number, "amount": [2.0] * number}}
-            request = {"user": number, "surface": "home", "hour": number}
+            histories = {"purchases": {"time": [7] * number, "item": [3] * number, "amount": [2.0] * number}}
+            request = {"time": 10**12, "user": number, "surface": "home", "hour": number}
             file.write(json.dumps({"request": request, "histories": histories, "candidates": candidates}) + "\n")
     return path
 
@@ -72,7 +72,7 @@ def test_a_process_that_dies_is_reported_and_not_taken_for_a_verdict(
 
 def test_requests_of_another_bundle_are_refused_by_line_and_not_failed(bundle_folder, tmp_path):
     path = tmp_path / "requests.jsonl"
-    path.write_text('{"request": {"user": 1, "hour": 2}, "histories": {}, "candidates": {"item": [1]}}\n')
+    path.write_text('{"request": {"time": 5, "user": 1, "hour": 2}, "histories": {}, "candidates": {"item": [1]}}\n')
     with pytest.raises(RequestError) as error:
         run_gate(bundle_folder, path, Budget(limit_ms=1000.0, **SHORT), seed=1)
     assert [problem.where for problem in error.value.problems] == [

@@ -13,6 +13,8 @@ from serving.session import open_session
 
 OBJECTIVES = ("click", "purchase")
 TOLERANCE = 1e-6  # a dozen float32 additions
+DAY = 86_400_000_000  # microseconds
+NOW = 1_508_004_000_000_000
 
 
 def int_row(value, table, buckets):
@@ -45,10 +47,12 @@ def slow_probabilities(weights, request, histories, candidates):
         weights["user"][int_row(request["user"], "user", 50)] + weights["surface"][surfaces.get(request["surface"], 1)]
     )
     shared = shared + number(request["hour"], shift=12.0, scale=6.0) * weights["hour"][0]
-    events = histories.get("purchases", {"item": [], "amount": []})
-    newest = list(zip(events["item"], events["amount"], strict=True))[-4:]
-    for item, amount in newest:
+    events = histories.get("purchases", {"time": [], "item": [], "amount": []})
+    known = zip(events["time"], events["item"], events["amount"], strict=True)
+    newest = [event for event in known if event[0] < request["time"]][-4:]
+    for time, item, amount in newest:
         event = weights["item"][int_row(item, "item", 97)] + number(amount, log=True) * weights["amount"][0]
+        event = event + (request["time"] - time) / DAY * weights["age"][0]
         shared = shared + event / len(newest)
     rows = zip(candidates["item"], candidates["price"], candidates["department"], strict=True)
     return [
@@ -104,8 +108,8 @@ def test_extreme_numbers_are_scored_and_the_infinite_count_as_missing(ranker, ti
 
 
 def test_every_value_may_be_missing(ranker, tiny):
-    request = {"user": None, "surface": None, "hour": None}
-    histories = {"purchases": {"item": [None], "amount": [None]}}
+    request = {"time": NOW, "user": None, "surface": None, "hour": None}
+    histories = {"purchases": {"time": [NOW - DAY], "item": [None], "amount": [None]}}
     assert_scores(ranker, tiny, request, histories, {"item": [None], "price": [None], "department": [None]})
 
 
@@ -118,15 +122,47 @@ def test_an_unknown_listed_string_is_out_of_vocabulary_and_not_missing(ranker, t
 
 def test_an_absent_log_is_an_empty_history(ranker, tiny, raw):
     assert_scores(ranker, tiny, raw.request, {}, raw.candidates)
-    empty = ranker.score(raw.request, {"purchases": {"item": [], "amount": []}}, raw.candidates)
+    empty = ranker.score(raw.request, {"purchases": {"time": [], "item": [], "amount": []}}, raw.candidates)
     absent = ranker.score(raw.request, {}, raw.candidates)
     np.testing.assert_array_equal(empty["click"], absent["click"])
 
 
 def test_only_the_newest_events_count(ranker, tiny, raw):
-    long = {"purchases": {"item": [1, 2, 3, 4, 5, 6], "amount": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}}
+    times = [NOW - DAY * days for days in (6, 5, 4, 3, 2, 1)]
+    long = {"purchases": {"time": times, "item": [1, 2, 3, 4, 5, 6], "amount": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}}
     assert_scores(ranker, tiny, raw.request, long, raw.candidates)
     assert ranker.encode(raw.request, long, raw.candidates)["history_ids.purchases"].shape == (4, 1)
+
+
+@pytest.mark.parametrize("later", [0, 1, DAY])
+def test_events_at_or_after_the_request_are_not_used(ranker, tiny, raw, later):
+    events = {"time": [NOW - DAY, NOW - 1, NOW + later, NOW + DAY], "item": [1, 2, 3, 4], "amount": [1.0] * 4}
+    assert_scores(ranker, tiny, raw.request, {"purchases": events}, raw.candidates)
+    feeds = ranker.encode(raw.request, {"purchases": events}, raw.candidates)
+    assert feeds["history_ages.purchases"].tolist() == [1.0, np.float32(1 / DAY)]
+    only_later = {"time": [NOW + later], "item": [1], "amount": [1.0]}
+    assert_scores(ranker, tiny, raw.request, {"purchases": only_later}, raw.candidates)
+
+
+@pytest.mark.parametrize("time", [None, "2026", 1.5, True, 2**63, [NOW]])
+def test_a_request_without_a_whole_time_is_refused(ranker, raw, time):
+    (problem,) = problems_of(ranker, {**raw.request, "time": time}, raw.histories, raw.candidates)
+    assert problem.where == "request.time"
+
+
+@pytest.mark.parametrize("times", [[2, 1], [1, None], [None, None], ["1", "2"], [1.5, 2.0]])
+def test_events_out_of_order_or_without_a_time_are_refused(ranker, raw, times):
+    events = {"time": times, "item": [1, 2], "amount": [1.0, 2.0]}
+    (problem,) = problems_of(ranker, raw.request, {"purchases": events}, raw.candidates)
+    assert problem.where.startswith("histories.purchases.time")
+
+
+def test_columns_of_times_may_be_arrays_of_any_integers(ranker, raw):
+    events = raw.histories["purchases"]
+    expected = ranker.encode(raw.request, raw.histories, raw.candidates)["history_ages.purchases"].tolist()
+    for times in (np.array(events["time"]), np.array(events["time"], dtype=np.uint64), np.array(events["time"], float)):
+        feeds = ranker.encode(raw.request, {"purchases": {**events, "time": times}}, raw.candidates)
+        assert feeds["history_ages.purchases"].tolist() == expected
 
 
 def test_no_candidates_give_empty_arrays(ranker, raw):
@@ -168,6 +204,7 @@ def test_encode_then_score_arrays_is_score(ranker, raw):
         "candidate_numbers": ("float32", (3, 1)),
         "history_ids.purchases": ("int64", (2, 1)),
         "history_numbers.purchases": ("float32", (2, 1)),
+        "history_ages.purchases": ("float32", (2,)),
     }
     whole, parts = ranker.score(raw.request, raw.histories, raw.candidates), ranker.score_arrays(feeds)
     for objective in OBJECTIVES:
@@ -244,12 +281,12 @@ def test_a_misspelt_log_names_the_nearest(ranker, raw):
 
 
 def test_a_log_without_one_of_its_features_is_refused(ranker, raw):
-    (problem,) = problems_of(ranker, raw.request, {"purchases": {"item": [1]}}, raw.candidates)
+    (problem,) = problems_of(ranker, raw.request, {"purchases": {"time": [1], "item": [1]}}, raw.candidates)
     assert "`amount`" in problem.expected
 
 
 def test_ragged_columns_are_refused_even_where_only_the_newest_would_be_used(ranker, raw):
-    ragged = {"purchases": {"item": list(range(8)), "amount": [1.0] * 9}}
+    ragged = {"purchases": {"time": list(range(8)), "item": list(range(8)), "amount": [1.0] * 9}}
     (problem,) = problems_of(ranker, raw.request, ragged, raw.candidates)
     assert problem.where == "histories.purchases"
     (problem,) = problems_of(ranker, raw.request, {}, {**raw.candidates, "price": [1.0]})
@@ -271,8 +308,8 @@ def test_groups_that_are_no_mappings_are_refused(ranker, raw, broken):
 
 
 def test_every_problem_of_a_request_is_listed(ranker, raw):
-    request = {"user": "x", "surface": 1, "hour": "noon"}
-    histories = {"clicks": {}, "purchases": {"item": [True], "amount": ["much"]}}
+    request = {"time": NOW, "user": "x", "surface": 1, "hour": "noon"}
+    histories = {"clicks": {}, "purchases": {"time": [NOW - 1], "item": [True], "amount": ["much"]}}
     problems = problems_of(ranker, request, histories, {**raw.candidates, "item": [1.5, 2, 3]})
     assert sorted(problem.where for problem in problems) == [
         "candidates.item[0]",
