@@ -152,8 +152,8 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
     return value
 
 
-def _graph_problems(manifest: Manifest, session: ort.InferenceSession, groups: list[Group]) -> Iterator[Problem]:
-    """Where the graph's inputs and outputs differ from the manifest's."""
+def _wanted_inputs(groups: list[Group]) -> dict[str, tuple[Any, ...]]:
+    """Element type and shape of every input, None where a size varies."""
     wanted: dict[str, tuple[Any, ...]] = {}
     for group in groups:
         if group.num_ids:
@@ -162,6 +162,12 @@ def _graph_problems(manifest: Manifest, session: ort.InferenceSession, groups: l
             wanted[group.numbers] = ("tensor(float)", group.rows, group.num_numbers)
         if group.ages is not None:
             wanted[group.ages] = ("tensor(float)", None)
+    return wanted
+
+
+def _graph_problems(manifest: Manifest, session: ort.InferenceSession, groups: list[Group]) -> Iterator[Problem]:
+    """Where the graph's inputs and outputs differ from the manifest's."""
+    wanted = _wanted_inputs(groups)
     found = {
         node.name: (node.type, *(size if isinstance(size, int) else None for size in node.shape))
         for node in session.get_inputs()
