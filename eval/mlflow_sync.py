@@ -34,11 +34,11 @@ LONGEST_NAME = 230
 METRICS_A_BATCH, VALUES_A_BATCH, LINES_A_BATCH = 800, 80, 1000
 QUIET = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-"""Defaults for MLflow's client, unless the environment says otherwise: it gives up early, and calls nobody else."""
+"""Defaults for MLflow's client, unless the environment says otherwise: it gives up early, because `sync` is tried again,
+and it reports to nobody."""
 
 
 def escape_name(name: str) -> str:
@@ -141,8 +141,8 @@ class _Replay:
             database.parent.mkdir(parents=True, exist_ok=True)
         from mlflow import MlflowClient
 
-        for library in ("mlflow", "alembic"):
-            logging.getLogger(library).setLevel(logging.WARNING)
+        for library in ("mlflow", "alembic", "urllib3"):
+            logging.getLogger(library).setLevel(logging.ERROR)
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         known = _positions(run_folder).get(uri)
         if known is not None:

@@ -171,7 +171,7 @@ class Tracker:
             sync(self.run_folder, self.uri)
         except Exception as error:  # noqa: BLE001 (whatever a tracking server does, training goes on)
             spool = self.run_folder / SPOOL_FILE
-            self._warn("send", f"{self.uri} does not take tracking data; it is kept in {spool} ({error})")
+            self._warn("send", f"{self.uri} does not take tracking data; it is kept in {spool} ({str(error)[:200]})")
             return False
         self._warned.discard("send")
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -163,8 +164,9 @@ def test_children_find_their_parent_whichever_is_sent_first(tmp_path: Path, work
 
 @pytest.mark.slow
 def test_a_server_that_dies_in_the_middle_stops_nothing_and_gets_everything_once(
-    tmp_path: Path, workdir: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, workdir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")  # a busy machine is no outage
     port, folder = free_port(), tmp_path / "outage"
     uri = f"http://127.0.0.1:{port}"
     tracker = start(folder, uri)
@@ -177,7 +179,7 @@ def test_a_server_that_dies_in_the_middle_stops_nothing_and_gets_everything_once
         if step % 20 == 0:
             tracker._send()
     tracker.finish()
-    warnings = [record.getMessage() for record in caplog.records if record.name == "eval.tracking"]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 1
     assert "does not take tracking data; it is kept in" in warnings[0]
     with server(workdir, port):
