@@ -37,7 +37,7 @@ QUIET = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-"""Defaults for MLflow's client, unless the environment says otherwise: it gives up early, because `sync` is tried again,
+"""Defaults for MLflow's client, unless the environment says otherwise: it gives up early, as `sync` is tried again,
 and it reports to nobody."""
 
 
