@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import shutil
 import warnings
 from dataclasses import dataclass
@@ -184,11 +185,12 @@ def write_graph(model: ServedStudent, feeds: dict[str, Any], folder: Path) -> No
     example = {name: torch.as_tensor(array) for name, array in feeds.items()}
     candidates, dynamic = torch.export.Dim("candidates", min=1, max=2**20), torch.export.Dim
     axes = {name: {} if name.startswith("request_") else {0: _axis(name, candidates, dynamic)} for name in example}
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             model,
-            (example,),
+            kwargs={"inputs": example},
             dynamo=True,
             verbose=False,
             opset_version=OPSET,

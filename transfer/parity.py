@@ -133,7 +133,7 @@ def _hostile_requests(ranker: Ranker, request: Request) -> Iterator[tuple[str, R
     yield "an empty history", request | {"histories": {log: _resized(c, 0) for log, c in request["histories"].items()}}
     yield (
         "the longest history",
-        request | {"histories": {log: _resized(c, longest + 1) for log, c in request["histories"].items()}},
+        request | {"histories": {log: _lengthened(c, longest + 1) for log, c in request["histories"].items()}},
     )
     unknown = {name: [None] * len(column) for name, column in request["candidates"].items()}
     nobody = {name: value if name in ("time", "surface") else None for name, value in request["request"].items()}
@@ -142,3 +142,8 @@ def _hostile_requests(ranker: Ranker, request: Request) -> Iterator[tuple[str, R
 
 def _resized(columns: dict[str, list[Any]], count: int) -> dict[str, list[Any]]:
     return {name: list(islice(cycle(column), count)) if column else [] for name, column in columns.items()}
+
+
+def _lengthened(columns: dict[str, list[Any]], count: int) -> dict[str, list[Any]]:
+    """The oldest event again and again before the others, so that times still ascend."""
+    return {name: column[:1] * (count - len(column)) + column for name, column in columns.items()}

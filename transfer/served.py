@@ -67,6 +67,8 @@ class ServedStudent(nn.Module):
             candidate.append(inputs["candidate_numbers"])
         for log in self.logs:
             events = self.event_rows[log](inputs[f"history_ids.{log}"], self.table)
+            if f"history_numbers.{log}" in inputs:
+                events = torch.cat([events, inputs[f"history_numbers.{log}"]], dim=1)
             count = torch.ones_like(inputs[f"history_ages.{log}"]).sum().clamp(min=1.0)
             user.append(events.sum(0, keepdim=True) / count)
             candidate.append(self._matches(inputs, log))

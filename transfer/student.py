@@ -37,6 +37,7 @@ class StudentShape:
     request: tuple[str, ...]
     candidate: tuple[str, ...]
     events: dict[str, tuple[str, ...]]
+    num_event_numbers: dict[str, int]
     num_request_numbers: int
     num_candidate_numbers: int
     num_item_fields: int
@@ -48,6 +49,7 @@ class StudentShape:
             request=tuple(f.name for f in ids_of(schema.request_features())),
             candidate=tuple(f.name for f in ids_of(schema.candidate_features())),
             events={log: tuple(f.name for f in ids_of(schema.event_features(log))) for log in schema.data.events},
+            num_event_numbers={log: len(numbers_of(schema.event_features(log))) for log in schema.data.events},
             num_request_numbers=len(numbers_of(schema.request_features())),
             num_candidate_numbers=len(numbers_of(schema.candidate_features())),
             num_item_fields=len(ids_of(schema.item_features())),
@@ -56,7 +58,7 @@ class StudentShape:
     def user_width(self, width: int) -> int:
         """Inputs of the user half."""
         num_embedded = len(self.request) + sum(len(names) for names in self.events.values())
-        return num_embedded * width + self.num_request_numbers
+        return num_embedded * width + sum(self.num_event_numbers.values()) + self.num_request_numbers
 
     def candidate_width(self, width: int) -> int:
         """Inputs of the candidate half."""
@@ -122,12 +124,12 @@ class Student(nn.Module):
     def _request_parts(self, tokens: dict[str, Tensor], batch: RequestTensors) -> list[Tensor]:
         parts = [tokens[f"request.{name}"] for name in self.shape.request]
         for log, names in self.shape.events.items():
-            counts = batch.histories[log].offsets.diff()
+            history = batch.histories[log]
+            events = torch.cat([*(tokens[f"history.{log}.{name}"] for name in names), history.numbers], dim=1)
+            counts = history.offsets.diff()
             owner = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
-            for name in names:
-                events = tokens[f"history.{log}.{name}"]
-                total = events.new_zeros((len(counts), events.shape[1])).index_add(0, owner, events)
-                parts.append(total / counts.clamp(min=1).unsqueeze(1))
+            total = events.new_zeros((len(counts), events.shape[1])).index_add(0, owner, events)
+            parts.append(total / counts.clamp(min=1).unsqueeze(1))
         return parts
 
     def _match_parts(self, batch: RequestTensors) -> list[Tensor]:
