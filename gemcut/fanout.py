@@ -1,4 +1,4 @@
-"""Runs independent jobs in local processes: one failure never takes the others down, and all are reported at the end."""
+"""Runs independent jobs in local processes: one failure never takes the others down; all are told at the end."""
 
 from __future__ import annotations
 

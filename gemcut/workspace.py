@@ -37,22 +37,27 @@ class Workspace:
 
     @property
     def store(self) -> Path:
+        """Folder of the request store."""
         return self.work / "store"
 
     @property
     def foundation(self) -> Path:
+        """Folder of the foundation model's training."""
         return self.work / "foundation"
 
     @property
     def progressive_labels(self) -> Path:
+        """Soft labels of the training period, written while the foundation model trained."""
         return self.foundation / "soft_labels"
 
     @property
     def test_labels(self) -> Path:
+        """Soft labels of the test period, by the newest checkpoint."""
         return self.work / "soft_labels" / "test"
 
     @property
     def report(self) -> Path:
+        """Folder of the newest evaluation."""
         return self.work / "report"
 
     def student(self, placement: str, seed: int, arm: Arm) -> Path:

@@ -1,4 +1,4 @@
-"""Trains students: for each placement and seed a student that learns from the teacher too, and its twin that does not."""
+"""Trains students: for each placement and seed one that learns from the teacher too, and its twin that does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exports a student to a bundle: ONNX with its weights beside it, a manifest, and a parity record; or nothing at all."""
+"""Exports a student to a bundle: ONNX with its weights beside it, a manifest, a parity record; or nothing at all."""
 
 from __future__ import annotations
 

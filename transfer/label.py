@@ -43,7 +43,8 @@ def label(job: LabelJob, progress: Progress | None = None) -> int:
     """Score the rows and return how many; the store is written whole or not at all.
 
     Raises:
-        MismatchError: there is no checkpoint, or it belongs to another store, schema or run, or the teacher has seen the rows.
+        MismatchError: there is no checkpoint, or it belongs to another store, schema or run, or the teacher has seen
+            the rows.
     """
     foundation = job.foundation
     store = Store.open(foundation.store, foundation.schema)

@@ -26,7 +26,7 @@ def scale_gradient(x: Tensor, scale: float) -> Tensor:
 
     Source: ExFM (arXiv 2502.17494), gradient scaling of the distillation branch.
     """
-    scaled: Tensor = _ScaledGradient.apply(x, scale)  # pyright: ignore[reportAssignmentType]
+    scaled: Tensor = _ScaledGradient.apply(x, scale)
     return scaled
 
 

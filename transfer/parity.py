@@ -1,4 +1,4 @@
-"""Parity: the bundle, run by the code that will serve it, must say what the trained model said; a breach fails the export."""
+"""Parity: the bundle, run by the code that will serve it, must say what the trained model said, or nothing is exported."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def check_parity(
         predictions: what the trained model said of them, TorchRec tables and all.
 
     Raises:
-        BundleError: a probability differs by more than the tolerance; names the objective, the kind of request and the error.
+        BundleError: a probability differs by more than the tolerance; names the objective, the kind of request and the
+            error.
     """
     tally = _Tally(ranker.manifest.objectives)
     for request, position in zip(requests, positions, strict=True):

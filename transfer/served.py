@@ -15,7 +15,7 @@ from transfer.student import StudentNetwork, StudentShape
 
 
 class FeatureRows(nn.Module):
-    """Rows of several features in one concatenated table; an id outside its own feature's table becomes "out of vocabulary"."""
+    """Rows of several features in one concatenated table; an id outside its feature's own is "out of vocabulary"."""
 
     offsets: Tensor
     sizes: Tensor

@@ -1,8 +1,8 @@
 """The student: a small model that splits into a user half, computed once a request, and a candidate half.
 
     request ids, mean of each history ──→ user half ──┐
-    candidate ids, history-match signals ─→ candidate half ─(+)→ ReLU → hidden layers = backbone → serving head → logits
-                                                                                         └→ auxiliary head (training only)
+    candidate ids, history-match signals ─→ candidate half ─(+)→ ReLU → hidden layers → serving head → logits
+                                                                                     └→ auxiliary head (training only)
 
 The first layer is one matrix cut in two, `[W_user; W_candidate]`, so no product is repeated for each candidate
 (serving measures 2x over the tiled form at 512 candidates).
@@ -31,7 +31,7 @@ class StudentShape:
     Attributes:
         request, candidate: names of the id features.
         events: names of the id features of an event, by log.
-        num_item_fields: the first id features of candidates and events, which describe the item: those that are matched.
+        num_item_fields: the first id features of candidates and events, which describe the item and are matched.
     """
 
     request: tuple[str, ...]

@@ -21,7 +21,7 @@ def distill(
     seeds: Sequence[int] = DEFAULT_SEEDS,
     num_processes: int = 1,
 ) -> dict[str, Any]:
-    """Train every placement's student and twin for every seed; finished ones are kept, failed ones reported at the end."""
+    """Train every placement's student and twin for every seed; finished ones are kept, failures told at the end."""
     from transfer.distill import ARMS, train_student
 
     space = Workspace(loaded)

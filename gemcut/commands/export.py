@@ -38,7 +38,7 @@ def export(loaded: LoadedProject, screen: Screen, *, placements: Sequence[str], 
             size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
             error = max(parity.largest_error.values())
             screen.say(
-                f"[green]bundle[/green] {folder} ({size:.1f} MB): parity on {parity.num_requests:,} requests, largest error {error:.1e}, "
-                f"{sum(parity.order_flips.values())} order flips"
+                f"[green]bundle[/green] {folder} ({size:.1f} MB): parity on {parity.num_requests:,} requests, "
+                f"largest error {error:.1e}, {sum(parity.order_flips.values())} order flips"
             )
     return made

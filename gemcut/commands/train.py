@@ -1,4 +1,4 @@
-"""`gemcut train`: one pass of the foundation model over the training period, scored before learned, tracked in MLflow."""
+"""`gemcut train`: one pass of the foundation model over the training period; each row is scored before learned."""
 
 from __future__ import annotations
 
