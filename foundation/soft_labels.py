@@ -1,4 +1,4 @@
-"""The soft-label store: a teacher's scores keyed by row id, stamped with who scored what. `docs/soft-labels.md` is its layout."""
+"""The soft-label store: a teacher's scores by row id, stamped with who scored what; see `docs/soft-labels.md`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from eval.artifacts import FileDigest, digests_of, fingerprint, verify_files, write_json
+from eval.artifacts import FileDigest, digests_of, fingerprint, verify_files, write_file, write_json
 from serving.errors import MismatchError, Problem
 
 MANIFEST_FILE = "manifest.json"
@@ -52,8 +52,9 @@ class SoftLabels:
 
     Attributes:
         manifest: of the store they came from.
-        row_ids: [N] int64, ascending.
-        cutoffs_us: [N] int64; request time of the newest row that the teacher had learned from, `NOTHING_LEARNED` if none.
+        row_ids: [N] int64, ascending, each once.
+        cutoffs_us: [N] int64; request time of the newest row that the teacher had learned from, `NOTHING_LEARNED` if
+            none.
         logits: [N, K] float32; NaN where there is no head.
     """
 
@@ -78,7 +79,8 @@ class SoftLabels:
             [M, K] float32.
 
         Raises:
-            MismatchError: a row is older than what its teacher had learned from, so that its label may have leaked into its score.
+            MismatchError: a row is older than what its teacher had learned from, so that its label may have leaked into
+                its score.
         """
         if len(self.row_ids) == 0:
             return np.full((len(row_ids), self.logits.shape[1]), np.nan, dtype=np.float32)
@@ -122,20 +124,33 @@ class SoftLabelWriter:
         columns: dict[str, pa.Array] = {"row_id": pa.array(row_ids), "cutoff": pa.array(cutoffs)}
         for place, objective in enumerate(self.objectives):
             columns[f"logit.{objective}"] = pa.array(logits[:, place], from_pandas=True)
-        target = self.folder / part_name(self.rank, self.num_parts)
-        aside = target.with_suffix(".partial")
-        pq.write_table(pa.table(columns), aside, compression="zstd")
-        aside.replace(target)
+        content = pa.BufferOutputStream()
+        pq.write_table(pa.table(columns), content, compression="zstd")
+        write_file(self.folder / part_name(self.rank, self.num_parts), content.getvalue().to_pybytes())
         self.num_parts += 1
         self._rows.clear()
 
     def rewind(self, num_parts: int) -> None:
-        """Drop every part after the first `num_parts`: they belong to steps that will be made again."""
-        for path in sorted(self.folder.glob(f"part-{self.rank:04d}-*"))[num_parts:]:
-            path.unlink()
-        (self.folder / MANIFEST_FILE).unlink(missing_ok=True)
+        """Go back to the first `num_parts` parts; later ones, of any rank, are of steps that will be made again.
+
+        Raises:
+            MismatchError: one of the first parts of the first rank is gone.
+        """
         self.num_parts = num_parts
         self._rows.clear()
+        if self.rank != 0:
+            return
+        (self.folder / MANIFEST_FILE).unlink(missing_ok=True)
+        for path in self.folder.glob("*part*"):
+            number = path.stem.rpartition("-")[2]
+            if not (path.match("part-*.parquet") and int(number) < num_parts):
+                path.unlink()
+        first = (self.folder / part_name(0, number) for number in range(num_parts))
+        remedy = "Start again with `gemcut train --fresh`."
+        if gone := [
+            Problem(str(path), "scores of the steps so far", "no file", remedy) for path in first if not path.is_file()
+        ]:
+            raise MismatchError(gone)
 
     def publish(self, *, teacher: str, kind: Kind, data_fingerprint: str, schema_digest: str) -> None:
         """Write the last part and the manifest, which makes the folder a store."""
@@ -176,7 +191,7 @@ def read_soft_labels(
             where=f"{folder / MANIFEST_FILE}: {name}",
             expected=value[:12],
             got=str(getattr(manifest, name))[:12],
-            remedy="These soft labels belong to other data or another teacher: run `gemcut train` or `gemcut label` again.",
+            remedy="They belong to other data or another teacher: run `gemcut train` or `gemcut label` again.",
         )
         for name, value in expected.items()
         if getattr(manifest, name) != value
@@ -185,15 +200,20 @@ def read_soft_labels(
         raise MismatchError(problems)
     verify_files(folder, manifest.files)
     table = pa.concat_tables(_parts(folder, manifest))
-    row_ids = table["row_id"].to_numpy()
-    order = np.argsort(row_ids, kind="stable")
-    logits = np.stack(
-        [table[f"logit.{name}"].to_numpy().astype(np.float32, copy=False) for name in manifest.objectives], axis=1
-    )
-    return SoftLabels(manifest, row_ids[order], table["cutoff"].to_numpy()[order], logits[order])
+    order = np.argsort(table["row_id"].to_numpy(), kind="stable")
+    row_ids, cutoffs = table["row_id"].to_numpy()[order], table["cutoff"].to_numpy()[order]
+    twice = row_ids[1:][np.diff(row_ids) == 0]
+    if len(twice):
+        got = f"row {twice[0]} more than once ({len(twice)} rows alike)"
+        raise MismatchError(Problem(str(folder), "each row scored once", got, "Run `gemcut train --fresh`."))
+    logits = np.stack([table[f"logit.{name}"].to_numpy() for name in manifest.objectives], axis=1)
+    return SoftLabels(manifest, row_ids, cutoffs, logits[order])
 
 
 def _parts(folder: Path, manifest: SoftLabelManifest) -> Iterator[pa.Table]:
+    """An empty table, for a store of no part, and the parts."""
+    logits = {f"logit.{name}": pa.float32() for name in manifest.objectives}
+    yield pa.schema({"row_id": pa.int64(), "cutoff": pa.int64(), **logits}).empty_table()
     for name in sorted(manifest.files):
         yield pq.read_table(folder / name)
 

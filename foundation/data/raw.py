@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from foundation.data.batch import Int64Array
@@ -90,4 +89,4 @@ class _RawReader:
 
 def _values(table: pa.RecordBatch, feature: Feature) -> list[Any]:
     column = table[f"feature.{feature.name}"]
-    return (pc.dictionary_decode(column) if pa.types.is_dictionary(column.type) else column).to_pylist()
+    return (column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column).to_pylist()

@@ -76,7 +76,8 @@ class HistoryEncoder(nn.Module):
 class GemModel(nn.Module):
     """Logits of every candidate and objective.
 
-    Source: the structure of GEM as published (sequence and non-sequence parts, all surfaces together); parts as in their files.
+    Source: the structure of GEM as published (sequence and non-sequence parts, all surfaces together); parts as in
+    their files.
     """
 
     def __init__(self, schema: Schema, config: ModelConfig) -> None:
@@ -112,14 +113,14 @@ class GemModel(nn.Module):
         """[C, K] logits; NaN where the (surface, objective) pair does not exist."""
         owner = batch.request_of_candidate
         matches = [self._matches(batch, history) for history in batch.histories.values()]
-        short = {log: self.encoders[log].restrict(history) for log, history in batch.histories.items()}
+        short = {log: self._encoder(log).restrict(history) for log, history in batch.histories.items()}
         tokens = self.embedding(_with_histories(batch, short))
         query = self.query(torch.cat([tokens[key] for key in self.candidate_keys], dim=1))
 
         request_tokens = [tokens[key] for key in self.request_keys]
         candidate_tokens = [tokens[key] for key in self.candidate_keys]
         for log, history in short.items():
-            encoder = self.encoders[log]
+            encoder = self._encoder(log)
             events = encoder.encode(tokens, history, batch.candidate_offsets)
             buckets = bucket_by_length(history.offsets, batch.candidate_offsets)
             request_tokens.append(encoder.summarise(events, history.offsets))
@@ -137,6 +138,11 @@ class GemModel(nn.Module):
         interacted = self.interaction(torch.cat([of_request[owner], of_candidate], dim=1))
         trunk = self.trunk(torch.cat([interacted.flatten(1), signals], dim=1))
         return self.heads(functional.relu(trunk), batch.surfaces[owner])
+
+    def _encoder(self, log: str) -> HistoryEncoder:
+        encoder = self.encoders[log]
+        assert isinstance(encoder, HistoryEncoder), "as the constructor made it"
+        return encoder
 
     def _matches(self, batch: RequestTensors, history: HistoryTensors) -> Tensor:
         fields = self.num_item_fields

@@ -29,8 +29,8 @@ class SurfaceObjectiveHeads(nn.Module):
     def forward(self, trunk: Tensor, surfaces: Tensor) -> Tensor:
         """[C, D] trunk, [C] surface of each candidate → [C, K] logits, NaN where the pair does not exist.
 
-        Each head is the objective's shared head plus the surface's own correction, which starts at zero: a surface with few rows begins
-        where all surfaces together stand.
+        Each head is the objective's shared head plus the surface's own correction, which starts at zero: a surface with
+        few rows begins where all surfaces together stand.
         """
         own = self.special(trunk).unflatten(1, (-1, self.num_objectives))
         rows = torch.arange(len(trunk), device=trunk.device)

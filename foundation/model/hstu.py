@@ -12,11 +12,13 @@ from foundation.model.layout import Bucket, gather_padded
 class HstuLayer(nn.Module):
     """One block: `y = f2(LN(A V) * U) + x`, `A = SiLU(Q K^T / sqrt(d)) / N`, `U, V, Q, K = SiLU(f1(LN(x)))`.
 
-    N is a constant of the model, not the length of a row, so that a score does not depend on padding and the exported graph
-    carries the same constant. Every event of the history precedes the request, so attention is not causal: each event sees all.
+    N is a constant of the model, not the length of a row, so that a score does not depend on padding and the exported
+    graph carries the same constant. Every event of the history precedes the request, so attention is not causal: each
+    event sees all.
 
-    Source: HSTU (arXiv 2402.17152) as in meta-recsys/generative-recommenders; the 1/sqrt(d) inside the activation and the norm
-    before the gate follow it, the relative bias is replaced by the time embedding of the events (ours: one table, no T x T bias).
+    Source: HSTU (arXiv 2402.17152) as in meta-recsys/generative-recommenders; the 1/sqrt(d) inside the activation and
+    the norm before the gate follow it, the relative bias is replaced by the time embedding of the events (ours: one
+    table, no T x T bias).
     """
 
     def __init__(self, width: int, heads: int, num_positions: int) -> None:

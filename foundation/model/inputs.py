@@ -83,11 +83,15 @@ def feature_keys(schema: Schema, logs: tuple[str, ...]) -> tuple[tuple[str, str]
 
 
 def keyed_ids(batch: RequestTensors, keys: tuple[tuple[str, str], ...]) -> KeyedJaggedTensor:
-    """Every id of a batch, feature by feature, with one length for each request."""
+    """Every id of a batch, feature by feature, with one length for each request.
+
+    A batch without a request counts as one request without ids, because TorchRec knows no batch of 0.
+    """
     groups = [(batch.ids, torch.ones_like(batch.surfaces)), (batch.candidate_ids, batch.candidate_offsets.diff())]
     groups += [(history.ids, history.offsets.diff()) for history in batch.histories.values()]
+    lengths = torch.cat([lengths.repeat(ids.shape[1]) for ids, lengths in groups])
     return KeyedJaggedTensor(
         keys=[key for key, _ in keys],
         values=torch.cat([ids.t().reshape(-1) for ids, _ in groups]),
-        lengths=torch.cat([lengths.repeat(ids.shape[1]) for ids, lengths in groups]),
+        lengths=lengths if len(batch.surfaces) else lengths.new_zeros(len(keys)),
     )

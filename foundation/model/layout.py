@@ -1,7 +1,7 @@
-"""Jagged histories without padding to the longest: requests are grouped by length, each group padded to its own power of two.
+"""Jagged histories without padding to the longest: requests of like lengths are grouped, each group padded by itself.
 
-Shape letters: B requests, C candidates of the batch, T events of the batch, b requests of one bucket, L its padded length, M its most
-candidates.
+Shape letters: B requests, C candidates of the batch, T events of the batch, b requests of one bucket, L its padded
+length, M its most candidates.
 """
 
 from __future__ import annotations
@@ -30,29 +30,24 @@ class Bucket:
 
 
 def bucket_by_length(offsets: Tensor, candidate_offsets: Tensor) -> tuple[Bucket, ...]:
-    """Group the requests of a batch that have at least one event; padding is below half of each bucket.
+    """Group the requests of a batch that have at least one event; less than half of each row is padding.
 
     Args:
         offsets: [B + 1] int64 of the histories.
         candidate_offsets: [B + 1] int64 of the candidates.
 
     Returns:
-        Buckets by ascending length; requests with an empty history are in none.
+        Buckets by ascending length, at least one; requests with an empty history are in none. Where all are empty
+        there is one bucket of no request, so that a model has the same gradients whatever the batch.
 
     Source: ours; measured 3x faster than padding to the longest on heavy-tailed lengths.
     """
     lengths = offsets.diff()
     exponent = torch.ceil(torch.log2(lengths.clamp(min=1).double())).long()
-    buckets = []
-    for power in exponent[lengths > 0].unique().tolist():
-        requests = torch.nonzero((exponent == power) & (lengths > 0)).squeeze(1)
-        buckets.append(
-            Bucket(
-                events=padded_places(offsets, requests),
-                candidates=padded_places(candidate_offsets, requests),
-            )
-        )
-    return tuple(buckets)
+    exponent = torch.where(lengths > 0, exponent, -1)
+    powers = exponent[lengths > 0].unique().tolist()
+    groups = [torch.nonzero(exponent == power).squeeze(1) for power in powers] or [lengths.new_zeros(0)]
+    return tuple(Bucket(padded_places(offsets, group), padded_places(candidate_offsets, group)) for group in groups)
 
 
 def padded_places(offsets: Tensor, requests: Tensor) -> Tensor:
@@ -64,7 +59,7 @@ def padded_places(offsets: Tensor, requests: Tensor) -> Tensor:
     """
     start = offsets[requests].unsqueeze(1)
     length = offsets[requests + 1].unsqueeze(1) - start
-    step = torch.arange(int(length.max()) if len(requests) else 0, device=offsets.device).unsqueeze(0)
+    step = torch.arange(int(length.max()) if len(requests) else 1, device=offsets.device).unsqueeze(0)
     return torch.where(step < length, start + step, offsets[-1])
 
 

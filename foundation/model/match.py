@@ -25,8 +25,8 @@ def match_signals(candidate_ids: Tensor, event_ids: Tensor, ages_us: Tensor, buc
         buckets: of the same batch.
 
     Returns:
-        [C, F * NUM_SIGNALS] float32: for each field `log1p(count)`, `log1p` of the count decayed with time constants of 7, 28 and 112
-        days, and `1 / (1 + days since the newest match)`; zeros where nothing matches.
+        [C, F * NUM_SIGNALS] float32: for each field `log1p(count)`, `log1p` of the count decayed with time constants of
+        7, 28 and 112 days, and `1 / (1 + days since the newest match)`; zeros where nothing matches.
 
     Source: ours; the counts that a ranking team would keep as as-of statistics, taken from the sequence itself.
     """

@@ -12,7 +12,7 @@ from foundation.model.layout import Bucket, gather_padded
 class TargetAttention(nn.Module):
     """Candidates ask, encoded events answer; pointwise activation as in HSTU, so an empty history gives zeros.
 
-    Source: DIN's target attention (arXiv 1706.06978) in GDPA form (activation in place of softmax, models without row norm).
+    Source: DIN's target attention (arXiv 1706.06978) in GDPA form: activation in place of softmax, no row norm.
     """
 
     def __init__(self, width: int, heads: int, num_positions: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
@@ -15,6 +16,6 @@ def full_tensors(model: nn.Module) -> dict[str, Tensor]:
 def _whole(value: Tensor | ShardedTensor) -> Tensor:
     if not isinstance(value, ShardedTensor):
         return value.detach().cpu().contiguous()
-    out = torch.empty(value.size()) if value._process_group.rank() == 0 else None
+    out = torch.empty(value.size()) if dist.get_rank() == 0 else None
     value.gather(dst=0, out=out)
     return out if out is not None else torch.empty(0)

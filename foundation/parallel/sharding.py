@@ -1,9 +1,10 @@
-"""Spreads a model over the ranks: TorchRec's planner and DistributedModelParallel, row-wise AdaGrad fused into the backward."""
+"""Spreads a model over the ranks: TorchRec's planner and DistributedModelParallel; the tables learn in the backward."""
 
 from __future__ import annotations
 
 import logging
 import warnings
+from typing import cast
 
 import torch.distributed as dist
 from torch import nn
@@ -11,13 +12,16 @@ from torchrec import EmbeddingCollection
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from torchrec.distributed.types import ModuleSharder
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import ModuleSharder, ShardingType
 from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from foundation.parallel.world import World
 
 EPSILON = 1e-8
+WHOLE_ROWS = [ShardingType.ROW_WISE.value, ShardingType.TABLE_WISE.value]
+"""A row's step depends on its whole gradient, and so must not be split; then any number of ranks learns the same."""
 
 
 def shard(model: nn.Module, world: World, *, table_learning_rate: float) -> DistributedModelParallel:
@@ -31,15 +35,19 @@ def shard(model: nn.Module, world: World, *, table_learning_rate: float) -> Dist
     Returns:
         The model to call; its `fused_optimizer` holds the tables' optimizer state.
     """
-    for module in model.modules():
-        if isinstance(module, EmbeddingCollection):
-            settings = {"lr": table_learning_rate, "eps": EPSILON}
-            apply_optimizer_in_backward(RowWiseAdagrad, module.parameters(), settings)
-    sharders: list[ModuleSharder] = [EmbeddingCollectionSharder()]  # pyright: ignore[reportAssignmentType]
+    collections = [module for module in model.modules() if isinstance(module, EmbeddingCollection)]
+    for collection in collections:
+        settings = {"lr": table_learning_rate, "eps": EPSILON}
+        apply_optimizer_in_backward(RowWiseAdagrad, collection.parameters(), settings)
+    tables = [table.name for collection in collections for table in collection.embedding_configs()]
+    sharders = [cast("ModuleSharder[nn.Module]", EmbeddingCollectionSharder())]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.getLogger("torchrec").setLevel(logging.ERROR)
-        planner = EmbeddingShardingPlanner(topology=Topology(world_size=world.size, compute_device=world.device.type))
+        planner = EmbeddingShardingPlanner(
+            topology=Topology(world_size=world.size, compute_device=world.device.type),
+            constraints={name: ParameterConstraints(sharding_types=WHOLE_ROWS) for name in tables},
+        )
         group = dist.group.WORLD
         assert group is not None, "joined_world makes the group"
         plan = planner.collective_plan(model, sharders, group)

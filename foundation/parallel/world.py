@@ -30,6 +30,7 @@ def joined_world(threads: int) -> Iterator[World]:
     """Join the process group that torchrun announced, or make one of this process alone; leave it at the end.
 
     gloo on CPU, nccl where there is a GPU for each local rank. `threads` bounds torch's operators in this process.
+    Ranks meet at MASTER_ADDR and MASTER_PORT, or, without a port, in the file that GEMCUT_MEETING_FILE names.
     """
     torch.set_num_threads(threads)
     launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
@@ -37,8 +38,14 @@ def joined_world(threads: int) -> Iterator[World]:
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
+    meeting_file = os.environ.get("GEMCUT_MEETING_FILE")
     if launched:
-        dist.init_process_group("nccl" if cuda else "gloo")
+        dist.init_process_group(
+            "nccl" if cuda else "gloo",
+            init_method=f"file://{meeting_file}" if meeting_file else "env://",
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+        )
     else:
         dist.init_process_group("nccl" if cuda else "gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

@@ -62,7 +62,8 @@ def save_checkpoint(
     target = folder / f"step-{step:08d}"
     if not world.is_first:
         _write_tensors(_broadcast(None), tensors)
-        dist.barrier()
+        dist.barrier()  # all files are written
+        dist.barrier()  # the first rank has made the checkpoint of them
         return
     with staged_folder(target) as stage:
         _write_tensors(_broadcast(str(stage)), tensors)
@@ -71,6 +72,7 @@ def save_checkpoint(
         files = digests_of(stage, exclude=(MANIFEST_FILE,))
         manifest = CheckpointManifest(step=step, identity=identity, files=files)
         write_json(stage / MANIFEST_FILE, manifest.model_dump(mode="json"))
+    dist.barrier()
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -101,17 +103,19 @@ def check_identity(checkpoint: Path, manifest: CheckpointManifest, expected: Ide
     what = {
         "data_fingerprint": "the request store it was trained on; `prepare` made another one since",
         "schema_digest": "the schema of the project file; tables, features, surfaces or objectives were changed since",
-        "run": "the same model, training settings and seed; the project file was changed since",
+        "run": "the same model, training settings, seed and split; the project file was changed since",
     }
+    differing = [name for name, wanted in expected.model_dump().items() if getattr(manifest.identity, name) != wanted]
+    if len(differing) > 1:
+        differing = [name for name in differing if name != "run"]  # it covers the other two, and says nothing more
     problems = [
         Problem(
             where=f"{checkpoint / MANIFEST_FILE}: identity.{name}",
-            expected=f"{wanted[:12]}, {what[name]}",
-            got=str(getattr(manifest.identity, name))[:12],
+            expected=f"{getattr(expected, name)[:12]}, {what[name]}",
+            got=getattr(manifest.identity, name)[:12],
             remedy="Restore what was changed, or start again with `gemcut train --fresh`.",
         )
-        for name, wanted in expected.model_dump().items()
-        if getattr(manifest.identity, name) != wanted
+        for name in differing
     ]
     if problems:
         raise MismatchError(problems)

@@ -21,6 +21,7 @@ from foundation.data.reader import Reader
 from foundation.data.schema import Schema
 from foundation.data.store import Store
 from foundation.model.recipes import RECIPES
+from foundation.parallel.reduce import of_all_ranks
 from foundation.parallel.world import World, joined_world
 from foundation.soft_labels import NOTHING_LEARNED, SoftLabelWriter
 from foundation.training.checkpoint import Identity
@@ -30,6 +31,8 @@ from foundation.training.stream import CheckpointPolicy, Progress, StreamReport,
 from foundation.training.trainer import OptimizerConfig, Trainer
 
 FORGETTING_STEPS = 200
+NO_MATTER = {"threads", "checkpoint_every", "keep_checkpoints", "log_every"}
+"""Settings that say how to run, not what to learn: they may change between a stop and its resume."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +61,7 @@ class FoundationReport:
 
 def run_identity(job: FoundationJob, store: Store) -> Identity:
     """What a checkpoint of this job belongs to."""
-    content = [
-        job.config.model_dump(mode="json", exclude={"training": {"threads", "checkpoint_every", "keep_checkpoints"}})
-    ]
+    content = [job.config.model_dump(mode="json", exclude={"training": NO_MATTER})]
     content += [job.schema.schema_digest(), store.fingerprint, job.until_us]
     run = hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
     return Identity(run=run, schema_digest=job.schema.schema_digest(), data_fingerprint=store.fingerprint)
@@ -133,6 +134,7 @@ class ProgressiveRecorder:
     def __init__(self, job: FoundationJob, world: World) -> None:
         self.objectives = tuple(job.schema.objectives)
         self.labels = SoftLabelWriter(job.folder / "soft_labels", self.objectives, rank=world.rank)
+        self.is_first = world.is_first
         self.streams = {name: Stream() for name in self.objectives}
         self.learned_to = NOTHING_LEARNED
         self.recent_loss = 0.0
@@ -145,21 +147,20 @@ class ProgressiveRecorder:
         for place, name in enumerate(self.objectives):
             known = np.isfinite(batch.labels[:, place]) & np.isfinite(logits[:, place])
             self.streams[name].update(batch.labels[known, place], logits[known, place])
-        if batch.num_requests:
-            self.learned_to = max(self.learned_to, int(batch.times.max()))
+        self.learned_to = max(of_all_ranks(int(batch.times.max(initial=self.learned_to))))
         share = 1 / FORGETTING_STEPS
         self.recent_loss += (float(loss) - self.recent_loss) * (share if self.recent_loss else 1.0)
 
     def metrics(self) -> dict[str, StreamMetrics]:
-        """Of all rows so far, by objective."""
-        return {name: stream.metrics() for name, stream in self.streams.items()}
+        """Of all rows of all ranks so far, by objective."""
+        return {name: stream.metrics() for name, stream in self._merged().items()}
 
     def state(self) -> dict[str, Any]:
         """See `Recorder`."""
         self.labels.flush()
         return {
             "num_parts": self.labels.num_parts,
-            "streams": {name: stream.state() for name, stream in self.streams.items()},
+            "streams": {name: stream.state() for name, stream in self._merged().items()},
             "learned_to": self.learned_to,
             "recent_loss": self.recent_loss,
         }
@@ -168,7 +169,8 @@ class ProgressiveRecorder:
         """See `Recorder`."""
         self.labels.rewind(state.get("num_parts", 0))
         if state:
-            self.streams = {name: Stream.from_state(content) for name, content in state["streams"].items()}
+            if self.is_first:  # it counts for all ranks so far
+                self.streams = {name: Stream.from_state(content) for name, content in state["streams"].items()}
             self.learned_to, self.recent_loss = state["learned_to"], state["recent_loss"]
 
     def summary(self) -> str:
@@ -176,3 +178,10 @@ class ProgressiveRecorder:
         first = self.objectives[0]
         metrics = self.streams[first].metrics()
         return f"loss {self.recent_loss:.4f}  {first} NE {metrics.normalized_entropy:.4f} AUC {metrics.auc:.4f}"
+
+    def _merged(self) -> dict[str, Stream]:
+        merged = {name: Stream() for name in self.objectives}
+        for streams in of_all_ranks(self.streams):
+            for name, stream in streams.items():
+                merged[name].merge(stream)
+        return merged

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from foundation.parallel.reduce import mean_over_ranks
+
 
 def masked_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """Weighted sum over objectives of the mean cross entropy of the objective's known labels.
@@ -16,7 +18,8 @@ def masked_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Ten
         weights: [K], at least 0.
 
     Returns:
-        A scalar in nats. An objective without a known label adds 0, with a gradient of 0.
+        A scalar in nats. An objective without a known label adds 0, with a gradient of 0. On several ranks each sums
+        its own rows over the mean count of known labels, so that the mean over ranks is the loss of all rows together.
 
     Example:
         >>> half = masked_cross_entropy(torch.zeros(2, 1), torch.tensor([[1.0], [torch.nan]]), torch.ones(1))
@@ -26,5 +29,6 @@ def masked_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Ten
     known = labels.isfinite() & logits.isfinite()
     safe_logits, safe_labels = torch.where(known, logits, 0.0), torch.where(known, labels, 0.0)
     losses = functional.binary_cross_entropy_with_logits(safe_logits, safe_labels, reduction="none")
-    means = (losses * known).sum(0) / known.sum(0).clamp(min=1)
+    counts = mean_over_ranks(known.sum(0))
+    means = (losses * known).sum(0) / torch.where(counts > 0, counts, 1)
     return (means * weights).sum()

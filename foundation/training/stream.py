@@ -1,4 +1,4 @@
-"""The one training loop: a single pass over the reader in time order, with checkpoints, for the foundation model and students alike."""
+"""The one training loop, of teacher and students alike: a pass over the reader in time order, with checkpoints."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def learn(
     """
     step = resumed_at = _resume(trainer, reader, recorder, policy)
     num_rows, wait, started = 0, 0.0, time.perf_counter()
-    saved_at = resumed_at if resumed_at else -1
+    saved_at = resumed_at or -1
     total = max(step + len(reader), 1)
     batches = iter(reader)
     while True:

@@ -1,0 +1,41 @@
+"""Small values that all ranks agree on; without a process group, or alone in it, they are one's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def mean_over_ranks(values: Tensor) -> Tensor:
+    """The mean of each element over the ranks; no gradient goes through.
+
+    Example:
+        >>> mean_over_ranks(torch.tensor([3, 4])).tolist()
+        [3, 4]
+    """
+    if not _has_peers():
+        return values
+    total = values.detach().double()
+    dist.all_reduce(total)
+    return (total / dist.get_world_size()).to(torch.float32)
+
+
+def of_all_ranks(value: Any) -> list[Any]:
+    """What each rank holds, by rank; any picklable value, for rare use.
+
+    Example:
+        >>> of_all_ranks(3)
+        [3]
+    """
+    if not _has_peers():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def _has_peers() -> bool:
+    return dist.is_initialized() and dist.get_world_size() > 1

@@ -1,0 +1,112 @@
+"""The whole model, its tables in TorchRec on one gloo process."""
+
+from copy import copy
+
+import pytest
+import torch
+
+from foundation.model.gem import NUM_AGE_BUCKETS, GemModel, age_bucket
+from foundation.parallel.world import joined_world
+from foundation.training.loss import masked_cross_entropy
+from foundation.training.trainer import OptimizerConfig, Trainer
+
+FLOAT32 = 2e-5  # logits of size one; a batch of another shape lets the matrix products sum in another order
+UNEVEN = ((0, 0), (1, 0), (0, 1), (6, 6), (5, 2), (40, 3), (2, 9))
+
+
+@pytest.fixture(scope="module")
+def trainer(schema, config):
+    with joined_world(1) as world:
+        torch.manual_seed(0)
+        model = GemModel(schema, config)
+        with torch.no_grad():
+            for parameter in (p for p in model.parameters() if not p.is_meta):
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+        yield Trainer(model, world, OptimizerConfig(dense_learning_rate=1e-3, table_learning_rate=1e-2))
+
+
+@pytest.fixture
+def uneven(request_of):
+    return [request_of(seed, *lengths, num_candidates=1 + seed % 4) for seed, lengths in enumerate(UNEVEN)]
+
+
+def assert_same(got, expected):
+    torch.testing.assert_close(got, expected, rtol=FLOAT32, atol=FLOAT32, equal_nan=True)
+
+
+def with_candidates(request, order):
+    changed = copy(request)
+    for name in ("candidate_ids", "candidate_numbers", "labels"):
+        setattr(changed, name, getattr(request, name)[order])
+    return changed
+
+
+def test_a_batch_scored_whole_is_its_requests_scored_one_by_one(trainer, uneven, batched):
+    whole = trainer.score(batched(uneven))
+    assert_same(whole, torch.cat([trainer.score(batched([request])) for request in uneven]))
+    assert whole.nan_to_num().std() > 0.1, "scores that do not differ would prove nothing"
+
+
+def test_any_order_of_requests_gives_the_same_scores(trainer, uneven, batched):
+    whole = trainer.score(batched(uneven)).split([len(request.candidate_ids) for request in uneven])
+    assert_same(trainer.score(batched(uneven[::-1])), torch.cat(whole[::-1]))
+
+
+def test_scores_follow_their_candidates_through_any_order(trainer, request_of, batched):
+    request, order = request_of(3, 7, 4, num_candidates=6), [4, 2, 0, 5, 1, 3]
+    scores = trainer.score(batched([request]))
+    assert_same(trainer.score(batched([with_candidates(request, order)])), scores[order])
+
+
+def test_a_candidate_alone_scores_as_among_others(trainer, request_of, batched):
+    request = request_of(3, 7, 4, num_candidates=6)
+    assert_same(trainer.score(batched([with_candidates(request, [2])])), trainer.score(batched([request]))[2:3])
+
+
+def test_the_encoder_reads_its_newest_events_but_matches_count_all(trainer, request_of, batched, config):
+    request = request_of(5, 20, 0)
+    ids, numbers, ages = request.histories["views"]
+    older = ids.copy()
+    older[: -config.encoder_events] = 1  # out of vocabulary; no candidate of this test is
+    request.candidate_ids[:, :2] = 29
+    unmatched = copy(request)
+    unmatched.histories = request.histories | {"views": (older, numbers, ages)}
+    ids[:-1][ids[:-1] == 29] = 28
+    assert_same(trainer.score(batched([unmatched])), trainer.score(batched([request])))
+    ids[0] = 29
+    matched = copy(request)
+    matched.histories = request.histories | {"views": (ids, numbers, ages)}
+    difference = trainer.score(batched([matched])) - trainer.score(batched([unmatched]))
+    assert difference.abs().nan_to_num().max() > 1e-3
+
+
+@pytest.mark.parametrize("lengths", [(0, 0), (1, 0), (0, 1), (1, 1), (256, 256)])
+@pytest.mark.parametrize("num_candidates", [1, 5])
+def test_any_history_gives_finite_scores_and_gradients(trainer, request_of, batched, lengths, num_candidates):
+    batch = batched([request_of(7, *lengths, num_candidates=num_candidates)])
+    outputs, loss = trainer.step(batch, lambda out: masked_cross_entropy(out, batch.labels, torch.ones(2)))
+    exists = trainer.score(batch).isfinite()
+    assert loss.isfinite()
+    assert outputs.isfinite().equal(exists)
+    assert exists[:, 0].all()
+    assert all(parameter.grad.isfinite().all() for parameter in trainer.dense)
+    assert all(value.isfinite().all() for value in trainer.model.module.embedding.collection.parameters())
+
+
+def test_a_first_batch_without_history_does_not_keep_the_attention_from_learning(schema, config, request_of, batched):
+    """The gradients of the first step decide which ones DistributedDataParallel reduces in all later ones."""
+    with joined_world(1) as world:
+        trainer = Trainer(GemModel(schema, config), world, OptimizerConfig(1e-3, 1e-2))
+        before = None
+        for lengths in [(0, 0), (0, 0), (5, 5)]:
+            batch = batched([request_of(1, *lengths)])
+            before = [parameter.clone() for parameter in trainer.model.module.encoders["views"].parameters()]
+            trainer.step(batch, lambda out, b=batch: masked_cross_entropy(out, b.labels, torch.ones(2)))
+        after = trainer.model.module.encoders["views"].parameters()
+        assert not any(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+def test_age_buckets_double_and_end():
+    minute = 60_000_000
+    ages = torch.tensor([1, minute - 1, minute, 3 * minute, 3 * minute - 10**3, 10**18])
+    assert age_bucket(ages).tolist() == [0, 0, 1, 2, 1, min(NUM_AGE_BUCKETS - 1, 33)]

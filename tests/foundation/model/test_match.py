@@ -1,0 +1,53 @@
+import math
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foundation.model.layout import bucket_by_length
+from foundation.model.match import DAY_US, DECAYS_DAYS, NUM_SIGNALS, match_signals
+
+FLOAT32 = 1e-5  # sums of at most a dozen float32 terms of size one
+IDS = st.tuples(st.integers(0, 3), st.integers(0, 3))
+EVENT = st.tuples(IDS, st.integers(1, 400 * DAY_US))
+REQUEST = st.tuples(st.lists(IDS, min_size=1, max_size=4), st.lists(EVENT, max_size=9))
+
+
+def offsets_of(rows):
+    return torch.tensor([0, *map(len, rows)]).cumsum(0)
+
+
+def signals_of(requests):
+    candidates, events = [r[0] for r in requests], [r[1] for r in requests]
+    candidate_ids = torch.tensor([ids for request in candidates for ids in request], dtype=torch.int64).reshape(-1, 2)
+    event_ids = torch.tensor([ids for request in events for ids, _ in request], dtype=torch.int64).reshape(-1, 2)
+    ages = torch.tensor([age for request in events for _, age in request], dtype=torch.int64)
+    buckets = bucket_by_length(offsets_of(events), offsets_of(candidates))
+    return match_signals(candidate_ids, event_ids, ages, buckets)
+
+
+def expected_of(candidate, events):
+    row = []
+    for field, wanted in enumerate(candidate):
+        days = [age / DAY_US for ids, age in events if wanted > 0 and ids[field] == wanted]
+        row.append(math.log1p(len(days)))
+        row += [math.log1p(sum(math.exp(-d / decay) for d in days)) for decay in DECAYS_DAYS]
+        row.append(max((1 / (1 + d) for d in days), default=0.0))
+    return row
+
+
+@given(requests=st.lists(REQUEST, min_size=1, max_size=6))
+def test_signals_are_the_definition_request_by_request(requests):
+    expected = [expected_of(candidate, events) for candidates, events in requests for candidate in candidates]
+    signals = signals_of(requests)
+    assert signals.shape == (len(expected), 2 * NUM_SIGNALS)
+    torch.testing.assert_close(signals, torch.tensor(expected), rtol=FLOAT32, atol=FLOAT32)
+
+
+def test_a_missing_id_matches_nothing_not_even_a_missing_id():
+    assert not signals_of([([(0, 0)], [((0, 0), DAY_US)])]).any()
+
+
+def test_an_event_of_just_now_counts_whole():
+    signals = signals_of([([(1, 0)], [((1, 0), 1)])])[0, :NUM_SIGNALS]
+    torch.testing.assert_close(signals, torch.tensor([math.log(2)] * 4 + [1.0]))

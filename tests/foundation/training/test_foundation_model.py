@@ -1,0 +1,256 @@
+"""Training on a small log: what it leaves, and that stopping it changes nothing."""
+
+import shutil
+import signal
+from collections import Counter
+
+import numpy as np
+import orjson
+import pytest
+import torch
+
+from foundation.data.reader import Reader
+from foundation.model.inputs import to_tensors
+from foundation.parallel.world import joined_world
+from foundation.soft_labels import NOTHING_LEARNED, read_soft_labels
+from foundation.training.foundation_model import build_trainer, run_identity, train_foundation
+from foundation.training.labels import settled_labels
+from foundation.training.loss import masked_cross_entropy
+from serving.errors import MismatchError
+
+
+class Stopped(Exception):  # noqa: N818 - no error
+    """What a test ends a run with."""
+
+
+def stop_after(num_steps):
+    """A progress callback that ends the run after some of its own steps."""
+    left = iter(range(num_steps - 1))
+
+    def tell(share, summary):
+        if next(left, None) is None:
+            raise Stopped
+
+    return tell
+
+
+def train(job):
+    return train_foundation(job)
+
+
+def train_and_stop(job, num_steps):
+    with pytest.raises(Stopped):
+        train_foundation(job, progress=stop_after(num_steps))
+
+
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory, job_of):
+    """The folder of a run of 13 steps; not to be changed."""
+    folder = tmp_path_factory.mktemp("never_stopped")
+    report = train(job_of(folder))
+    assert report.stream.num_steps == 13
+    return folder
+
+
+@pytest.fixture
+def copied(tmp_path, never_stopped):
+    """A finished run that a test may damage."""
+    return shutil.copytree(never_stopped, tmp_path / "copied")
+
+
+def soft_labels_of(folder, log, job):
+    identity = run_identity(job, log.store)
+    return read_soft_labels(
+        folder / "soft_labels",
+        data_fingerprint=log.store.fingerprint,
+        schema_digest=log.schema.schema_digest(),
+        teacher=identity.run,
+    )
+
+
+def batches(log, job):
+    positions = log.store.select(end=job.until_us)
+    with Reader(log.store, log.schema, positions, job.config.training.batch_requests) as reader:
+        return list(reader)
+
+
+def test_every_training_row_is_scored_exactly_once(never_stopped, log, job_of):
+    job = job_of(never_stopped)
+    expected = np.concatenate([batch.row_ids for batch in batches(log, job)])
+    labels = soft_labels_of(never_stopped, log, job)
+    assert Counter(labels.row_ids.tolist()) == Counter(expected.tolist())
+    assert labels.manifest.kind == "progressive"
+
+
+def test_a_cutoff_is_the_newest_request_learned_from_before_the_row_was_scored(never_stopped, log, job_of):
+    job = job_of(never_stopped)
+    labels = soft_labels_of(never_stopped, log, job)
+    cutoff_of = dict(zip(labels.row_ids.tolist(), labels.cutoffs_us.tolist(), strict=True))
+    learned_to = NOTHING_LEARNED
+    for batch in batches(log, job):
+        assert {cutoff_of[row] for row in batch.row_ids.tolist()} == {learned_to}
+        learned_to = int(batch.times.max())
+
+
+def test_scores_are_those_of_a_model_that_learned_the_earlier_batches_only(never_stopped, log, job_of):
+    job = job_of(never_stopped)
+    labels = soft_labels_of(never_stopped, log, job)
+    weights = torch.tensor([objective.weight for objective in log.schema.objectives.values()])
+    with joined_world(1) as world:
+        trainer = build_trainer(job, world)
+        for batch in batches(log, job)[:7]:
+            tensors = to_tensors(batch, world.device)
+            fresh = trainer.score(tensors).numpy()
+            np.testing.assert_array_equal(
+                labels.of_rows(batch.row_ids, np.full(batch.num_candidates, 2**62)), fresh, strict=True
+            )
+            settled = torch.from_numpy(settled_labels(batch, log.schema, job.until_us))
+            trainer.step(tensors, lambda out, settled=settled: masked_cross_entropy(out, settled, weights))
+            assert not np.array_equal(trainer.score(tensors).numpy(), fresh, equal_nan=True)
+
+
+def test_progressive_metrics_are_those_of_the_soft_labels(never_stopped, log, job_of):
+    job = job_of(never_stopped)
+    labels = soft_labels_of(never_stopped, log, job)
+    progressive = orjson.loads((never_stopped / "report.json").read_bytes())["progressive"]
+    read = batches(log, job)
+    for place, objective in enumerate(log.schema.objectives):
+        y = np.concatenate([batch.labels[:, place] for batch in read]).astype(np.float64)
+        logits = np.concatenate([labels.of_rows(b.row_ids, np.full(b.num_candidates, 2**62))[:, place] for b in read])
+        known = np.isfinite(y) & np.isfinite(logits)
+        y, z = y[known], logits[known].astype(np.float64)
+        expected = np.mean(np.log1p(np.exp(-z)) + (1 - y) * z)
+        assert progressive[objective]["num_rows"] == known.sum() > 0
+        assert progressive[objective]["num_positives"] == y.sum()
+        assert progressive[objective]["log_loss"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_rows_have_no_score_exactly_where_the_surface_has_no_such_objective(never_stopped, log, job_of):
+    job = job_of(never_stopped)
+    labels = soft_labels_of(never_stopped, log, job)
+    heads = set(log.schema.heads())
+    for batch in batches(log, job):
+        logits = labels.of_rows(batch.row_ids, np.full(batch.num_candidates, 2**62))
+        surfaces = np.repeat(batch.surfaces, np.diff(batch.candidate_offsets))
+        exists = [[(log.schema.surfaces[s], name) in heads for name in log.schema.objectives] for s in surfaces]
+        np.testing.assert_array_equal(np.isfinite(logits), exists)
+
+
+def test_the_same_command_twice_makes_the_same_bytes(tmp_path, never_stopped, job_of, snapshot):
+    train(job_of(tmp_path))
+    assert vars(snapshot(tmp_path)) == vars(snapshot(never_stopped))
+
+
+def test_another_seed_makes_another_model(tmp_path, never_stopped, job_of, snapshot):
+    train(job_of(tmp_path, seed=4))
+    one, other = snapshot(tmp_path), snapshot(never_stopped)
+    assert one.soft_labels.keys() == other.soft_labels.keys()
+    assert all(one.soft_labels[name] != other.soft_labels[name] for name in one.soft_labels)
+    assert one.tensors.keys() == other.tensors.keys()
+
+
+@pytest.mark.parametrize("stops", [(2,), (4,), (6,), (6, 1, 5)])
+def test_stopped_and_resumed_is_never_stopped(tmp_path, never_stopped, job_of, snapshot, stops):
+    job = job_of(tmp_path)
+    for num_steps in stops:
+        train_and_stop(job, num_steps)
+        assert not (tmp_path / "soft_labels" / "manifest.json").exists()
+    train(job)
+    assert vars(snapshot(tmp_path)) == vars(snapshot(never_stopped))
+
+
+@pytest.mark.parametrize("moment", ["after step 6", "before step-00000008 is committed"])
+def test_killed_and_run_again_is_never_stopped(tmp_path, never_stopped, job_of, run_job, snapshot, moment):
+    job = job_of(tmp_path)
+    (killed,) = run_job(job, moment=moment)
+    assert killed.returncode == -signal.SIGKILL, killed.errors
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-00000004"]
+    report = train(job)
+    assert report.stream.resumed_at_step == 4
+    assert vars(snapshot(tmp_path)) == vars(snapshot(never_stopped))
+
+
+def test_a_finished_run_that_is_run_again_stays_as_it_is(copied, never_stopped, job_of, snapshot):
+    report = train(job_of(copied))
+    assert report.stream.num_rows == 0
+    assert report.stream.resumed_at_step == report.stream.num_steps == 13
+    assert vars(snapshot(copied)) == vars(snapshot(never_stopped))
+
+
+def test_the_newest_checkpoints_are_kept_and_no_other(never_stopped, snapshot):
+    assert snapshot(never_stopped).checkpoints == ["step-00000012", "step-00000013"]
+
+
+def test_a_log_without_a_training_row_gives_the_first_parameters_and_no_scores(tmp_path, log, job_of, snapshot):
+    job = job_of(tmp_path, until_us=log.store.manifest.first_time)
+    report = train(job)
+    assert report.stream.num_steps == 0
+    assert snapshot(tmp_path).checkpoints == ["step-00000000"]
+    assert len(soft_labels_of(tmp_path, log, job).row_ids) == 0
+
+
+def test_what_does_not_change_the_numbers_may_change_between_stop_and_resume(tmp_path, never_stopped, job_of, snapshot):
+    train_and_stop(job_of(tmp_path), 6)
+    train(job_of(tmp_path, checkpoint_every=3, keep_checkpoints=1, log_every=7))
+    resumed, straight = snapshot(tmp_path), snapshot(never_stopped)
+    assert resumed.tensors == straight.tensors
+    assert resumed.progressive == straight.progressive
+    assert resumed.checkpoints == ["step-00000013"]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("run", {"seed": 4}),
+        ("run", {"dense_learning_rate": 0.5}),
+        ("run", {"model": {"hidden": 32}}),
+        ("run", {"until_us": 1_707_000_000_000_000}),
+        ("schema_digest", "a heavier objective"),
+        ("data_fingerprint", "another log"),
+    ],
+)
+def test_a_checkpoint_of_another_job_is_refused_by_what_changed(copied, log, other_log, job_of, name, change):
+    if change == "a heavier objective":
+        objectives = log.schema.objectives | {"click": log.schema.objectives["click"].model_copy(update={"weight": 2})}
+        change = {"schema": log.schema.model_copy(update={"objectives": objectives})}
+    if change == "another log":
+        change = {"store": other_log.folder}
+    with pytest.raises(MismatchError) as caught:
+        train(job_of(copied, **change))
+    assert [problem.where.rpartition(".")[2] for problem in caught.value.problems] == [name]
+    assert "--fresh" in caught.value.problems[0].remedy
+
+
+def damage(path, how):
+    content = path.read_bytes()
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(content[:-20] if how == "truncated" else content[:-1] + bytes([content[-1] ^ 1]))
+
+
+@pytest.mark.parametrize("how", ["truncated", "edited", "gone"])
+@pytest.mark.parametrize("file", ["*.safetensors", "state.json"])
+def test_a_damaged_checkpoint_is_refused(copied, job_of, file, how):
+    (path,) = (copied / "checkpoints" / "step-00000013").glob(file)
+    damage(path, how)
+    with pytest.raises(MismatchError, match=path.name.replace(".", r"\.")):
+        train(job_of(copied))
+
+
+def test_a_malformed_checkpoint_manifest_is_refused(copied, job_of):
+    (copied / "checkpoints" / "step-00000013" / "manifest.json").write_bytes(b"{}")
+    with pytest.raises(MismatchError, match="a checkpoint manifest"):
+        train(job_of(copied))
+
+
+def test_a_folder_without_a_manifest_is_no_checkpoint(copied, never_stopped, job_of, snapshot):
+    (copied / "checkpoints" / "step-00000013" / "manifest.json").unlink()
+    assert train(job_of(copied)).stream.resumed_at_step == 12
+    assert vars(snapshot(copied)) == vars(snapshot(never_stopped))
+
+
+def test_scores_of_the_steps_so_far_that_are_gone_stop_a_resumed_run(copied, job_of):
+    shutil.rmtree(copied / "soft_labels")
+    with pytest.raises(MismatchError, match=r"part-0000-00000\.parquet"):
+        train(job_of(copied))

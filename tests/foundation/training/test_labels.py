@@ -1,0 +1,39 @@
+from datetime import timedelta
+from types import SimpleNamespace
+
+import numpy as np
+
+from foundation.data.schema import Objective
+from foundation.training.labels import settled_labels
+
+UNTIL = 1_700_000_000_000_000
+HOUR = 3_600_000_000
+
+
+def settled(times, counts, labels):
+    """Two objectives: one known at once, one an hour later."""
+    objectives = {"click": Objective(), "buy": Objective(delay=timedelta(hours=1))}
+    batch = SimpleNamespace(
+        times=np.array(times),
+        candidate_offsets=np.cumsum([0, *counts]),
+        labels=np.array(labels, dtype=np.float32),
+    )
+    return settled_labels(batch, SimpleNamespace(objectives=objectives), UNTIL)
+
+
+def test_a_label_that_settles_at_the_cut_is_kept_and_one_microsecond_later_is_not():
+    labels = settled([UNTIL - HOUR, UNTIL - HOUR + 1], [1, 1], [[1, 1], [1, 1]])
+    np.testing.assert_array_equal(labels, [[1, 1], [1, np.nan]])
+
+
+def test_each_candidate_has_the_time_of_its_request():
+    labels = settled([UNTIL - 2 * HOUR, UNTIL - 1], [2, 3], [[0, 1]] * 5)
+    np.testing.assert_array_equal(labels, [[0, 1], [0, 1], [0, np.nan], [0, np.nan], [0, np.nan]])
+
+
+def test_unknown_stays_unknown_and_the_batch_stays_as_it_was():
+    given = np.array([[np.nan, 0]], dtype=np.float32)
+    labels = settled([UNTIL - HOUR + 1], [1], given)
+    assert np.isnan(labels).all()
+    assert labels.dtype == np.float32
+    np.testing.assert_array_equal(given, [[np.nan, 0]])

@@ -1,0 +1,115 @@
+"""Two ranks on gloo learn what one learns: the same rows, losses over all of them, and the same parameters."""
+
+import shutil
+import signal
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+from foundation.data.reader import Reader
+from foundation.parallel.world import joined_world
+from foundation.soft_labels import read_soft_labels
+from foundation.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from foundation.training.foundation_model import ProgressiveRecorder, build_trainer, run_identity, train_foundation
+
+# Float32 sums over rows in another order, through a dozen steps of AdamW, whose first steps are as long as the learning
+# rate (1e-3) however small the gradient.
+CLOSE = 1e-4
+
+pytestmark = pytest.mark.distributed
+
+
+def begun(job, log):
+    """A checkpoint before the first step, so that all start from the same tables, however they are spread."""
+    with joined_world(1) as world:
+        trainer = build_trainer(job, world)
+        positions = log.store.select(end=job.until_us)
+        with Reader(log.store, log.schema, positions, job.config.training.batch_requests) as reader:
+            state = {"reader": reader.state_dict(), "recorder": ProgressiveRecorder(job, world).state()}
+        save_checkpoint(
+            job.folder / "checkpoints",
+            step=0,
+            tensors=trainer.tensors(),
+            state=state,
+            identity=run_identity(job, log.store),
+            world=world,
+        )
+    return job.folder
+
+
+def outcome(job, log):
+    """(soft labels, tensors of the newest checkpoint by name, metrics) of a run, read by one rank."""
+    identity = run_identity(job, log.store)
+    labels = read_soft_labels(
+        job.folder / "soft_labels",
+        data_fingerprint=identity.data_fingerprint,
+        schema_digest=identity.schema_digest,
+        teacher=identity.run,
+    )
+    with joined_world(1) as world:
+        trainer = build_trainer(job, world)
+        tensors = trainer.tensors()
+        state = load_checkpoint(list_checkpoints(job.folder / "checkpoints")[-1], tensors=tensors)
+        recorder = ProgressiveRecorder(job, world)
+        recorder.load(state["recorder"])
+        whole = {name: whole_tensor(value).clone() for name, value in tensors.items()}
+        return labels, whole, recorder.metrics()
+
+
+def whole_tensor(value):
+    return value.local_tensor() if isinstance(value, ShardedTensor) else value
+
+
+def assert_close(got, expected):
+    (labels, tensors, metrics), (labels_1, tensors_1, metrics_1) = got, expected
+    np.testing.assert_array_equal(labels.row_ids, labels_1.row_ids)
+    np.testing.assert_array_equal(labels.cutoffs_us, labels_1.cutoffs_us)
+    np.testing.assert_allclose(labels.logits, labels_1.logits, rtol=CLOSE, atol=CLOSE)
+    assert tensors.keys() == tensors_1.keys()
+    for name, value in tensors_1.items():
+        torch.testing.assert_close(
+            tensors[name], value, rtol=CLOSE, atol=CLOSE, msg=lambda text, n=name: f"{n}: {text}"
+        )
+    for objective, expected_metrics in metrics_1.items():
+        assert metrics[objective].num_rows == expected_metrics.num_rows
+        assert metrics[objective].num_positives == expected_metrics.num_positives
+        assert metrics[objective].log_loss == pytest.approx(expected_metrics.log_loss, rel=CLOSE)
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory, log, job_of):
+    """A run of one rank from a first checkpoint: (the folder before its first step, what came out)."""
+    begin, run = tmp_path_factory.mktemp("begin"), tmp_path_factory.mktemp("one_rank") / "run"
+    begun(job_of(begin), log)
+    job = job_of(shutil.copytree(begin, run))
+    train_foundation(job)
+    return begin, outcome(job, log)
+
+
+def test_two_ranks_learn_what_one_learns(tmp_path, one_rank, log, job_of, run_job):
+    job = job_of(shutil.copytree(one_rank[0], tmp_path / "run"))
+    for rank in run_job(job, 2):
+        assert rank.returncode == 0, rank.errors
+    assert_close(outcome(job, log), one_rank[1])
+
+
+def test_a_run_of_two_ranks_that_died_is_finished_by_one(tmp_path, one_rank, log, job_of, run_job):
+    job = job_of(shutil.copytree(one_rank[0], tmp_path / "run"))
+    ranks = run_job(job, 2, moment="after step 10")
+    assert ranks[0].returncode == -signal.SIGKILL, ranks[0].errors
+    assert ranks[1].returncode != 0
+    assert train_foundation(job).stream.resumed_at_step == 8
+    assert_close(outcome(job, log), one_rank[1])
+
+
+def test_a_batch_of_one_request_leaves_a_rank_without_any(tmp_path, log, job_of, run_job):
+    num_requests = len(log.store.select(end=log.until_us))
+    job = job_of(tmp_path / "two", batch_requests=num_requests - 1)
+    begun(job, log)
+    alone = job_of(shutil.copytree(job.folder, tmp_path / "one"), batch_requests=num_requests - 1)
+    assert train_foundation(alone).stream.num_steps == 2
+    for rank in run_job(job, 2):
+        assert rank.returncode == 0, rank.errors
+    assert_close(outcome(job, log), outcome(alone, log))

@@ -1,0 +1,48 @@
+"""Trains the job that a file describes, and kills itself at a given moment, as a machine that dies does, or never."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import orjson
+
+from foundation.config import FoundationConfig
+from foundation.data.schema import Schema
+from foundation.training.foundation_model import FoundationJob, train_foundation
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_before_commit(name):
+    """Die when the kernel is about to be asked for the rename that makes `name` exist."""
+
+    def watch(event, arguments):
+        if event == "os.rename" and Path(arguments[1]).name == name:
+            die()
+
+    sys.addaudithook(watch)
+
+
+def main():
+    job = orjson.loads(Path(sys.argv[1]).read_bytes())
+    words = job["moment"].split()
+    steps = iter(range(int(words[-1]) - 1)) if words[0] == "after" else iter(int, 1)
+    if words[0] == "before":
+        die_before_commit(words[1])
+    train_foundation(
+        FoundationJob(
+            schema=Schema.model_validate(job["schema"]),
+            config=FoundationConfig.model_validate(job["config"]),
+            store=Path(job["store"]),
+            folder=Path(job["folder"]),
+            until_us=job["until_us"],
+        ),
+        progress=lambda share, summary: die() if next(steps, None) is None else None,
+    )
+
+
+if __name__ == "__main__":
+    main()
