@@ -15,6 +15,8 @@ from gemcut.project import LoadedProject, load_project
 from serving.errors import Problem, ProjectError, UserError
 
 USAGE = 3
+INTERRUPTED = 130
+HELP = "`gemcut --help` lists the commands, `gemcut COMMAND --help` their options."
 
 
 class Dataset(StrEnum):
@@ -44,21 +46,24 @@ PROJECT = Path("project.yaml")
 
 def main() -> None:
     """Run the command line; a user's mistake ends with its problems and exit code 3."""
-    as_json = "--json" in sys.argv
+    screen = Screen("--json" in sys.argv)
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)  # an int where a command asked for an exit code or for its help
     except UserError as error:
-        Screen(as_json).problems(error)
+        screen.problems(error)
         sys.exit(USAGE)
-    except typer.TyperException as error:  # pyright: ignore[reportAttributeAccessIssue]
-        error.show()
+    except typer.TyperException as error:
+        if text := error.format_message():  # none where no command was named: then the help is on the screen
+            screen.problems(ProjectError(Problem("command line", "a command and options that exist", text, HELP)))
         sys.exit(USAGE)
     except (typer.Abort, KeyboardInterrupt):
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
+    sys.exit(code)
 
 
 @app.command()
 def validate(
+    *,
     project: ProjectOption = PROJECT,
     overrides: SetOption = None,
     sample_rows: Annotated[int | None, typer.Option(min=1, help="Read only the first rows of each table.")] = None,
@@ -75,6 +80,7 @@ def validate(
 
 @app.command()
 def prepare(
+    *,
     project: ProjectOption = PROJECT,
     overrides: SetOption = None,
     memory: Annotated[
@@ -94,6 +100,7 @@ def prepare(
 
 @app.command()
 def train(
+    *,
     project: ProjectOption = PROJECT,
     overrides: SetOption = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Throw checkpoints away and start again.")] = False,
@@ -107,7 +114,7 @@ def train(
 
 
 @app.command()
-def label(project: ProjectOption = PROJECT, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+def label(*, project: ProjectOption = PROJECT, overrides: SetOption = None, as_json: JsonOption = False) -> None:
     """Score the test period with the newest checkpoint."""
     from gemcut.commands.label import label as run
 
@@ -117,6 +124,7 @@ def label(project: ProjectOption = PROJECT, overrides: SetOption = None, as_json
 
 @app.command()
 def distill(
+    *,
     project: ProjectOption = PROJECT,
     placement: PlacementOption = None,
     every: AllOption = False,
@@ -136,6 +144,7 @@ def distill(
 
 @app.command()
 def export(
+    *,
     project: ProjectOption = PROJECT,
     placement: PlacementOption = None,
     every: AllOption = False,
@@ -156,6 +165,7 @@ def export(
 
 @app.command()
 def gate(
+    *,
     project: ProjectOption = PROJECT,
     placement: PlacementOption = None,
     every: AllOption = False,
@@ -175,6 +185,7 @@ def gate(
 
 @app.command()
 def evaluate(
+    *,
     project: ProjectOption = PROJECT,
     placement: PlacementOption = None,
     every: AllOption = False,
@@ -191,6 +202,7 @@ def evaluate(
 
 @app.command()
 def demo(
+    *,
     data: Annotated[Dataset, typer.Option(help="complete_journey: real logs. synthetic: no network, no extra.")] = (
         Dataset.complete_journey
     ),

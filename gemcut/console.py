@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from serving.errors import UserError
@@ -23,7 +24,6 @@ class Screen:
 
     as_json: bool = False
     people: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
-    output: Console = field(default_factory=lambda: Console(highlight=False))
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Tell]:
@@ -42,11 +42,11 @@ class Screen:
 
     def say(self, text: str) -> None:
         """A line for people."""
-        self.people.print(text)
+        self.people.print(text, soft_wrap=True)
 
     def result(self, value: Any, *, following: str) -> None:
         """End a command: what to run next, and with `--json` the result as the last line."""
-        self.people.print(f"[dim]next:[/dim] {following}")
+        self.people.print(f"[dim]next:[/dim] {escape(following)}", soft_wrap=True)
         if self.as_json:
             sys.stdout.write(
                 orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS).decode() + "\n"
@@ -57,16 +57,15 @@ class Screen:
         number = len(error.problems)
         self.people.print(f"[bold red]{number} problem{'s' if number > 1 else ''}[/bold red]")
         for problem in error.problems:
-            self.people.print(f"  [bold]{_plain(problem.where)}[/bold]")
-            self.people.print(f"    expected {_plain(problem.expected)}")
-            self.people.print(f"    got      {_plain(problem.got)}")
-            self.people.print(f"    [green]{_plain(problem.remedy)}[/green]")
+            lines = (
+                f"  [bold]{escape(problem.where)}[/bold]",
+                f"    expected {escape(problem.expected)}",
+                f"    got      {escape(problem.got)}",
+                f"    [green]{escape(problem.remedy)}[/green]",
+            )
+            self.people.print(*lines, sep="\n", soft_wrap=True)
         if self.as_json:
             found = [
                 {"where": p.where, "expected": p.expected, "got": p.got, "remedy": p.remedy} for p in error.problems
             ]
             sys.stdout.write(orjson.dumps({"problems": found}).decode() + "\n")
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", "\\[")

@@ -1,4 +1,4 @@
-"""Settings of every test, made before anything is imported that reads them; and one tiny project, run from logs to bundles."""
+"""Settings of every test, made before anything is imported that reads them; and a tiny project, run to its bundles."""
 
 import os
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +24,14 @@ from foundation.data.store import Store
 from foundation.model.inputs import to_tensors
 from foundation.parallel.gather import full_tensors
 from foundation.parallel.world import World, joined_world
+from foundation.soft_labels import MANIFEST_FILE as SOFT_LABEL_MANIFEST
 from foundation.soft_labels import SoftLabels, read_soft_labels
-from foundation.training.checkpoint import Identity
+from foundation.training.checkpoint import Identity, list_checkpoints, read_manifest
 from foundation.training.labels import settled_labels
 from foundation.training.loss import masked_cross_entropy
 from foundation.training.stream import CheckpointPolicy, Progress, learn
 from foundation.training.trainer import OptimizerConfig, Trainer
+from serving.errors import Problem, UserError
 from transfer.config import Placement
 from transfer.liveness import LossRecorder, recent
 from transfer.losses import distillation_loss
@@ -86,14 +89,16 @@ def train_student(job: StudentJob, progress: Progress | None = None) -> StudentR
 
     Raises:
         MismatchError: the soft labels are of another store or schema, or leak.
-        UserError: the distillation did nothing: no row had a soft label, or the loss stood still.
+        UserError: the distillation did nothing: no row had a soft label, or the loss stood still; or the student
+            diverged.
     """
     store = Store.open(job.store, job.schema)
-    soft_labels = _soft_labels(job, store)
-    identity = student_identity(job, store, soft_labels)
-    done = _finished(job, identity)
+    done = finished_student(job, store)
     if done is not None:
         return done
+    soft_labels = _soft_labels(job, store)
+    identity = student_identity(job, store)
+    _remove_others(job, identity)
     recorder = LossRecorder()
     with joined_world(job.threads) as world:
         trainer = build_student(job, world)
@@ -140,30 +145,40 @@ def build_student(job: StudentJob, world: World) -> Trainer:
     return Trainer(model, world, OptimizerConfig(student.dense_learning_rate, student.table_learning_rate))
 
 
-def student_identity(job: StudentJob, store: Store, soft_labels: SoftLabels | None) -> str:
+def student_identity(job: StudentJob, store: Store) -> str:
     """Digest of everything that decides the job's result."""
+    soft_labels = job.soft_labels / SOFT_LABEL_MANIFEST
     content: list[Any] = [job.schema.schema_digest(), store.fingerprint, job.until_us, job.arm, job.seed]
     content += [job.placement.model_dump(mode="json", exclude={"budget"})]
-    content += [soft_labels.digest if soft_labels is not None else None]
+    content += [sha256_of(soft_labels) if _learns_from_teacher(job) and soft_labels.is_file() else None]
     return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
-def read_result(folder: Path) -> StudentResult | None:
-    """The result that a finished job left, if there is one."""
-    path = folder / RESULT_FILE
-    return StudentResult(**orjson.loads(path.read_bytes())) if path.is_file() else None
-
-
-def _finished(job: StudentJob, identity: str) -> StudentResult | None:
-    result = read_result(job.folder)
-    if result is None or result.identity != identity:
+def finished_student(job: StudentJob, store: Store) -> StudentResult | None:
+    """The result that this very job left, if it is done; that of other settings is none."""
+    path, weights = job.folder / RESULT_FILE, job.folder / WEIGHTS_FILE
+    if not path.is_file() or not weights.is_file():
         return None
-    weights = job.folder / WEIGHTS_FILE
-    return result if weights.is_file() and sha256_of(weights) == result.weights_digest else None
+    result = StudentResult(**orjson.loads(path.read_bytes()))
+    same = result.identity == student_identity(job, store) and result.weights_digest == sha256_of(weights)
+    return result if same else None
+
+
+def _remove_others(job: StudentJob, identity: str) -> None:
+    """What other settings left in the job's folder goes, so that nobody takes it for this job's."""
+    for name in (RESULT_FILE, PREDICTIONS_FILE, WEIGHTS_FILE):
+        (job.folder / name).unlink(missing_ok=True)
+    for checkpoint in list_checkpoints(job.folder / "checkpoints"):
+        if read_manifest(checkpoint).identity.run != identity:
+            shutil.rmtree(checkpoint)
+
+
+def _learns_from_teacher(job: StudentJob) -> bool:
+    return job.arm == "student" and job.placement.transfer.soft_labels is not None
 
 
 def _soft_labels(job: StudentJob, store: Store) -> SoftLabels | None:
-    if job.arm == "twin" or job.placement.transfer.soft_labels is None:
+    if not _learns_from_teacher(job):
         return None
     return read_soft_labels(
         job.soft_labels, data_fingerprint=store.fingerprint, schema_digest=job.schema.schema_digest()
@@ -214,9 +229,14 @@ def _predict(job: StudentJob, store: Store, trainer: Trainer, weights_digest: st
             logits, _ = trainer.score(to_tensors(batch, trainer.world.device))
             batches.append(batch)
             probabilities.append(torch.sigmoid(logits.double()).cpu().numpy())
+    scored = np.concatenate(probabilities)
+    if not np.isfinite(scored).all():
+        got = f"{int((~np.isfinite(scored)).sum()):,} of {scored.size:,} that are no numbers"
+        remedy = "Lower `dense_learning_rate` or `table_learning_rate` of the placement's student."
+        raise UserError(Problem(f"placement {job.name}: {job.arm}, seed {job.seed}", "probabilities", got, remedy))
     return predictions_of(
         batches,
-        np.concatenate(probabilities),
+        scored,
         schema=job.schema,
         objectives=job.placement.objectives,
         model_digest=weights_digest,

@@ -39,7 +39,7 @@ from serving.manifest import (
 )
 from serving.ranker import Ranker
 from serving.session import open_session
-from transfer.distill import PREDICTIONS_FILE, WEIGHTS_FILE, StudentJob, read_result
+from transfer.distill import PREDICTIONS_FILE, RESULT_FILE, WEIGHTS_FILE, StudentJob, finished_student
 from transfer.parity import check_parity
 from transfer.served import ServedStudent
 from transfer.student import StudentNetwork, StudentShape
@@ -87,14 +87,10 @@ def export(job: ExportJob) -> Path:
     """
     student = job.student
     store = Store.open(student.store, student.schema)
-    model = served_student(student)
+    model = served_student(student, store)
     predictions = load_predictions(student.folder / PREDICTIONS_FILE, data_fingerprint=store.fingerprint)
     positions = _sample(predictions.request)
     requests = raw_requests(store, positions, history_limit=student.placement.student.history)
-    write_file(
-        job.target / REQUESTS_FILE, b"".join(orjson.dumps(r, option=orjson.OPT_APPEND_NEWLINE) for r in requests)
-    )
-
     with staged_folder(job.target / "candidate") as stage:
         draft = manifest_of(job, store, student_digest=predictions.model_digest, parity=NO_PARITY, folder=stage)
         example = example_feeds(draft)
@@ -109,6 +105,8 @@ def export(job: ExportJob) -> Path:
         shutil.rmtree(job.target / "candidate")
     else:
         (job.target / "candidate").rename(bundle)
+    lines = b"".join(orjson.dumps(request, option=orjson.OPT_APPEND_NEWLINE) for request in requests)
+    write_file(job.target / REQUESTS_FILE, lines)
     write_file(job.target / CURRENT_FILE, bundle.name.encode())
     return bundle
 
@@ -147,17 +145,17 @@ def example_feeds(manifest: Manifest) -> dict[str, Any]:
     return feeds
 
 
-def served_student(job: StudentJob) -> ServedStudent:
+def served_student(job: StudentJob, store: Store) -> ServedStudent:
     """The trained student in the form that is served, in eval mode.
 
     Raises:
-        MismatchError: it was not trained yet.
+        MismatchError: it was not trained yet, or with other settings, soft labels or rows.
     """
-    path = job.folder / WEIGHTS_FILE
-    if read_result(job.folder) is None or not path.is_file():
+    if finished_student(job, store) is None:
+        got = "one of other settings, soft labels or rows" if (job.folder / RESULT_FILE).is_file() else "none"
         remedy = f"Run `gemcut distill --placement {job.name}` first."
-        raise MismatchError(Problem(str(job.folder), "a trained student", "none", remedy))
-    weights = from_safetensors(path.read_bytes())
+        raise MismatchError(Problem(str(job.folder), "a student of this project, trained", got, remedy))
+    weights = from_safetensors((job.folder / WEIGHTS_FILE).read_bytes())
     shape = StudentShape.of(job.schema)
     network = StudentNetwork(shape, job.placement.student, len(job.placement.objectives))
     prefix = "network."

@@ -57,9 +57,9 @@ class LossRecorder:
         """Refuse a distillation that had no effect.
 
         Raises:
-            UserError: no row had a soft label, or the loss was zero or the same on every step.
+            UserError: no row had a soft label, or the loss was the same on each of the newest steps.
         """
-        losses = np.array([float(loss) for loss in self.distillation])
+        losses = np.array([float(loss) for loss in self.distillation[-RECENT_STEPS:]])
         remedy = "Check that the soft labels are this placement's rows and objectives, or turn the channel off."
         if self.num_soft_rows == 0:
             got = f"none of {self.num_rows:,} rows with one"

@@ -1,4 +1,4 @@
-"""Parity: the bundle, run by the code that will serve it, must say what the trained model said, or nothing is exported."""
+"""Parity: a bundle, run by the code that will serve it, must say what the trained model said, or it is no bundle."""
 
 from __future__ import annotations
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gemcut.console import Screen
 from gemcut.fanout import Outcome, raise_failures, run_jobs
 from gemcut.project import LoadedProject
 from gemcut.workspace import Workspace
+
+if TYPE_CHECKING:
+    from transfer.distill import StudentResult
 
 DEFAULT_SEEDS = (0,)
 
@@ -31,19 +34,19 @@ def distill(
         for seed in seeds
         for arm in ARMS
     ]
-    outcomes: list[Outcome[Any]] = []
+    outcomes: list[Outcome[StudentResult]] = []
     with screen.progress("distill") as tell:
         tell(0.0, f"{len(jobs)} jobs in {num_processes} processes")
         for outcome in run_jobs(train_student, jobs, num_processes=num_processes):
             outcomes.append(outcome)
-            words = "failed" if outcome.error is not None else f"label loss {outcome.result.label_loss:.4f}"
+            words = "failed" if outcome.result is None else f"label loss {outcome.result.label_loss:.4f}"
             tell(len(outcomes) / len(jobs), f"{len(outcomes)} of {len(jobs)}: {outcome.name}, {words}")
     raise_failures(outcomes)
-    rows = {outcome.name: outcome.result for outcome in outcomes}
-    for name, _ in jobs:
-        result = rows[name]
+    found = {outcome.name: outcome.result for outcome in outcomes if outcome.result is not None}
+    results = {name: found[name] for name, _ in jobs}
+    for name, result in results.items():
         screen.say(
             f"  {name:<40} {result.num_rows:>9,} rows  {result.seconds:6.1f} s  label loss {result.label_loss:.4f}"
             + (f"  soft labels on {result.soft_label_coverage:.1%}" if result.soft_label_coverage else "")
         )
-    return {name: {"weights": result.weights_digest, "seconds": result.seconds} for name, result in rows.items()}
+    return {name: {"weights": result.weights_digest, "seconds": result.seconds} for name, result in results.items()}
