@@ -17,6 +17,9 @@ class StudentConfig(Section):
     batch_requests: int = Field(default=64, ge=1, description="Requests a step.")
     dense_learning_rate: float = Field(default=1e-3, gt=0, description="AdamW, for everything but the tables.")
     table_learning_rate: float = Field(default=0.05, gt=0, description="Row-wise AdaGrad, for the tables.")
+    cooldown: float = Field(
+        default=0.3, ge=0, le=1, description="Last share of the pass over which both learning rates fall to zero."
+    )
 
 
 class SoftLabelConfig(Section):

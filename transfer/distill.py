@@ -111,7 +111,15 @@ def train_student(job: StudentJob, progress: Progress | None = None) -> StudentR
         )
         loss_of = _loss(job, soft_labels, recorder)
         with _reader(job, store, test=False, batch_requests=job.placement.student.batch_requests) as reader:
-            report = learn(trainer, reader, loss_of=loss_of, recorder=recorder, policy=policy, progress=progress)
+            report = learn(
+                trainer,
+                reader,
+                loss_of=loss_of,
+                recorder=recorder,
+                policy=policy,
+                cooldown=job.placement.student.cooldown,
+                progress=progress,
+            )
         if soft_labels is not None:
             recorder.check_alive(f"placement {job.name}: transfer.soft_labels")
         write_file(job.folder / WEIGHTS_FILE, to_safetensors(full_tensors(trainer.model)))

@@ -5,6 +5,8 @@ Shape letters: N candidates, T events, F id features, G number features, K objec
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +17,7 @@ from transfer.student import StudentNetwork, StudentShape
 
 
 class FeatureRows(nn.Module):
-    """Rows of several features in one concatenated table; an id outside its feature's own is "out of vocabulary"."""
+    """Rows of several features in one concatenated table, of ids that `known` has mapped into their feature's own."""
 
     offsets: Tensor
     sizes: Tensor
@@ -25,11 +27,13 @@ class FeatureRows(nn.Module):
         self.register_buffer("offsets", torch.tensor(offsets, dtype=torch.int64))
         self.register_buffer("sizes", torch.tensor(sizes, dtype=torch.int64))
 
-    def forward(self, ids: Tensor, table: Tensor) -> Tensor:
+    def known(self, ids: Tensor) -> Tensor:
+        """[M, F] int64 → the same, an id outside its feature's own table made "out of vocabulary"."""
+        return torch.where((ids < 0) | (ids >= self.sizes), OUT_OF_VOCABULARY, ids)
+
+    def forward(self, known: Tensor, table: Tensor) -> Tensor:
         """[M, F] int64 → [M, F * D]."""
-        bad = (ids < 0) | (ids >= self.sizes)
-        rows = torch.where(bad, OUT_OF_VOCABULARY, ids) + self.offsets
-        return torch.nn.functional.embedding(rows, table).flatten(1)
+        return torch.nn.functional.embedding(known + self.offsets, table).flatten(1)
 
 
 class ServedStudent(nn.Module):
@@ -61,32 +65,35 @@ class ServedStudent(nn.Module):
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
         """Graph inputs by name (see `serving.manifest.Manifest`) → [N, K] probabilities."""
-        user = [self.request_rows(inputs["request_ids"], self.table)]
-        candidate = [self.candidate_rows(inputs["candidate_ids"], self.table)]
+        request_ids = self.request_rows.known(inputs["request_ids"])
+        candidate_ids = self.candidate_rows.known(inputs["candidate_ids"])
+        user = [self.request_rows(request_ids, self.table)]
+        candidate = [self.candidate_rows(candidate_ids, self.table)]
         if "candidate_numbers" in inputs:
             candidate.append(inputs["candidate_numbers"])
         for log in self.logs:
-            events = self.event_rows[log](inputs[f"history_ids.{log}"], self.table)
+            rows, days = cast(FeatureRows, self.event_rows[log]), inputs[f"history_ages.{log}"]
+            event_ids = rows.known(inputs[f"history_ids.{log}"])
+            events = rows(event_ids, self.table)
             if f"history_numbers.{log}" in inputs:
                 events = torch.cat([events, inputs[f"history_numbers.{log}"]], dim=1)
-            count = torch.ones_like(inputs[f"history_ages.{log}"]).sum().clamp(min=1.0)
+            count = torch.ones_like(days).sum().clamp(min=1.0)
             user.append(events.sum(0, keepdim=True) / count)
-            candidate.append(self._matches(inputs, log))
+            candidate.append(self._matches(candidate_ids, event_ids, days))
         if "request_numbers" in inputs:
             user.append(inputs["request_numbers"])
         x = self.network.user_half(torch.cat(user, dim=1))
         features = self.network.backbone(x, torch.cat(candidate, dim=1))
         return torch.sigmoid(self.network.head(features))
 
-    def _matches(self, inputs: dict[str, Tensor], log: str) -> Tensor:
+    def _matches(self, candidate_ids: Tensor, event_ids: Tensor, days: Tensor) -> Tensor:
         """`foundation.model.match.match_signals` of one request: [N, F * NUM_SIGNALS]."""
-        days = inputs[f"history_ages.{log}"]
         weights = torch.cat([torch.ones_like(days)[:, None], torch.exp(-days[:, None] / self.decays)], dim=1)
         freshness = 1.0 / (1.0 + days)
         signals = []
         for field in range(self.num_item_fields):
-            asked = inputs["candidate_ids"][:, None, field]
-            same = ((asked == inputs[f"history_ids.{log}"][None, :, field]) & (asked > 0)).float()
+            asked = candidate_ids[:, None, field]
+            same = ((asked == event_ids[None, :, field]) & (asked > 0)).float()
             lately = torch.nn.functional.pad(same * freshness, (1, 0)).amax(dim=1, keepdim=True)
             signals += [torch.log1p(same @ weights), lately]
         return torch.cat(signals, dim=1)
