@@ -65,7 +65,7 @@ class LossRecorder:
             got = f"none of {self.num_rows:,} rows with one"
             raise UserError(Problem(where, "rows with a soft label", got, remedy))
         if len(losses) > 1 and (not np.isfinite(losses).all() or np.ptp(losses) == 0):
-            got = f"{losses[-1]} on {len(losses):,} steps"
+            got = f"{losses[-1]:g} on {len(losses):,} steps"
             raise UserError(Problem(where, "a distillation loss that is finite and moves", got, remedy))
 
 
