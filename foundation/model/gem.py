@@ -20,7 +20,7 @@ from foundation.model.embedding import TokenEmbedding
 from foundation.model.heads import SurfaceObjectiveHeads
 from foundation.model.hstu import HstuLayer
 from foundation.model.inputs import HistoryTensors, RequestTensors
-from foundation.model.layout import bucket_by_length, newest
+from foundation.model.layout import Bucket, bucket_by_length, newest
 from foundation.model.match import NUM_SIGNALS, match_signals
 from foundation.model.target_attention import TargetAttention
 from foundation.model.wukong import WukongLayer
@@ -56,11 +56,10 @@ class HistoryEncoder(nn.Module):
         places, offsets = newest(history.offsets, self.limit)
         return HistoryTensors(offsets, history.ids[places], history.numbers[places], history.ages_us[places])
 
-    def encode(self, tokens: dict[str, Tensor], history: HistoryTensors, candidate_offsets: Tensor) -> Tensor:
+    def encode(self, tokens: dict[str, Tensor], history: HistoryTensors, buckets: tuple[Bucket, ...]) -> Tensor:
         """[T, D] encoded events of a restricted history."""
         parts = [tokens[key] for key in self.keys] + [history.numbers]
         events = self.event(torch.cat(parts, dim=1)) + self.age(age_bucket(history.ages_us))
-        buckets = bucket_by_length(history.offsets, candidate_offsets)
         for layer in self.layers:
             events = layer(events, buckets)
         return events
@@ -121,8 +120,8 @@ class GemModel(nn.Module):
         candidate_tokens = [tokens[key] for key in self.candidate_keys]
         for log, history in short.items():
             encoder = self._encoder(log)
-            events = encoder.encode(tokens, history, batch.candidate_offsets)
             buckets = bucket_by_length(history.offsets, batch.candidate_offsets)
+            events = encoder.encode(tokens, history, buckets)
             request_tokens.append(encoder.summarise(events, history.offsets))
             candidate_tokens.append(encoder.attention(query, events, buckets))
         if self.request_numbers is not None:
@@ -135,7 +134,7 @@ class GemModel(nn.Module):
         of_candidate = torch.cat(
             [torch.stack(candidate_tokens, dim=1), self.match(signals).unflatten(1, (2, -1))], dim=1
         )
-        interacted = self.interaction(torch.cat([of_request[owner], of_candidate], dim=1))
+        interacted = self.interaction(torch.cat([of_request.index_select(0, owner), of_candidate], dim=1))
         trunk = self.trunk(torch.cat([interacted.flatten(1), signals], dim=1))
         return self.heads(functional.relu(trunk), batch.surfaces[owner])
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foundation.model.layout import Bucket, gather_padded
+from foundation.model.layout import Bucket, gather_padded, scatter_back, with_zero_row
 
 
 class HstuLayer(nn.Module):
@@ -32,34 +31,37 @@ class HstuLayer(nn.Module):
 
     def forward(self, x: Tensor, buckets: tuple[Bucket, ...]) -> Tensor:
         """[T, D] events → [T, D]."""
-        u, v, q, k = functional.silu(self.uvqk(self.norm(x))).chunk(4, dim=1)
-        attended = torch.zeros_like(x)
+        width = x.shape[1]
+        u, vqk = functional.silu(self.uvqk(self.norm(x))).split([width, 3 * width], dim=1)
+        vqk = with_zero_row(vqk)
+        pooled: list[Tensor] = []
         for bucket in buckets:
-            mask = bucket.event_mask(len(x))
-            pooled = pointwise_attention(
-                *(self._split(gather_padded(part, bucket.events)) for part in (q, k, v)),
-                mask[:, None, None, :],
-                num_positions=self.num_positions,
-            )
-            merged = pooled.transpose(1, 2).flatten(2)
-            attended = attended.index_copy(0, bucket.events[mask], merged[mask])
+            v, q, k = split_heads(gather_padded(vqk, bucket.events), 3 * self.heads).chunk(3, dim=1)
+            pooled.append(merge_heads(pointwise_attention(q, k, v, num_positions=self.num_positions)))
+        attended = scatter_back(pooled, [bucket.events for bucket in buckets], len(x))
         return self.out(self.attended_norm(attended) * u) + x
 
-    def _split(self, x: Tensor) -> Tensor:
-        """[b, L, D] → [b, H, L, D / H]."""
-        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
-
-def pointwise_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, num_positions: int) -> Tensor:
-    """`SiLU(q k^T / sqrt(d)) / N · v`; pairs outside the mask count nothing.
+def pointwise_attention(q: Tensor, k: Tensor, v: Tensor, *, num_positions: int) -> Tensor:
+    """`SiLU(q k^T / sqrt(d)) / N · v`. Padding adds nothing without a mask: its keys and values are 0, and SiLU(0) = 0.
 
     Args:
-        q: [..., M, d]; k, v: [..., L, d].
-        mask: broadcastable to [..., M, L], True where the pair counts. Applied after the activation.
+        q: [..., M, d].
+        k: [..., L, d].
+        v: [..., L, d].
         num_positions: N, the longest history.
 
     Returns:
         [..., M, d]; zeros where nothing is attended to.
     """
-    weights = functional.silu(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5) / num_positions
-    return (weights * mask) @ v
+    return (functional.silu(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5) / num_positions) @ v
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """[b, L, H * d] → [b, H, L, d]."""
+    return x.unflatten(2, (heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """[b, H, L, d] → [b, L, H * d]."""
+    return x.transpose(1, 2).flatten(2)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foundation.model.layout import Bucket, gather_padded
+from foundation.model.layout import Bucket, gather_padded, scatter_back, with_zero_row
 
 DAY_US = 86_400_000_000
 DECAYS_DAYS = (7.0, 28.0, 112.0)
 NUM_SIGNALS = len(DECAYS_DAYS) + 2
+NO_ID = -1
 
 
 def match_signals(candidate_ids: Tensor, event_ids: Tensor, ages_us: Tensor, buckets: tuple[Bucket, ...]) -> Tensor:
@@ -32,20 +33,25 @@ def match_signals(candidate_ids: Tensor, event_ids: Tensor, ages_us: Tensor, buc
     """
     days = ages_us.float() / DAY_US
     decays = torch.exp(-days[:, None] / days.new_tensor(DECAYS_DAYS))
-    freshness = 1.0 / (1.0 + days)
-    weights = torch.cat([torch.ones_like(days)[:, None], decays], dim=1)
-    num_fields = candidate_ids.shape[1]
-    signals = days.new_zeros((len(candidate_ids), num_fields, NUM_SIGNALS))
-    for bucket in buckets:
-        asked = bucket.candidates < len(candidate_ids)
-        theirs = gather_padded(candidate_ids, bucket.candidates)
-        events = gather_padded(event_ids, bucket.events)
-        event_weights = gather_padded(weights, bucket.events)
-        event_freshness = gather_padded(freshness, bucket.events)[:, None, :]
-        for field in range(num_fields):
-            asked_for = theirs[:, :, None, field]
-            same = (asked_for == events[:, None, :, field]) & (asked_for > 0)
-            counts = torch.log1p(same.float() @ event_weights)
-            lately = torch.where(same, event_freshness, 0.0).amax(dim=2, keepdim=True)
-            signals[bucket.candidates[asked], field] = torch.cat([counts, lately], dim=2)[asked]
-    return signals.flatten(1)
+    weights = with_zero_row(torch.cat([torch.ones_like(days)[:, None], decays], dim=1))
+    freshness = with_zero_row(1.0 / (1.0 + days))
+    seen_ids = with_zero_row(event_ids)
+    asked_ids = with_zero_row(torch.where(candidate_ids > 0, candidate_ids, NO_ID))
+    signals = [
+        _signals(
+            gather_padded(asked_ids, bucket.candidates).transpose(1, 2),
+            gather_padded(seen_ids, bucket.events).transpose(1, 2),
+            gather_padded(weights, bucket.events),
+            gather_padded(freshness, bucket.events),
+        )
+        for bucket in buckets
+    ]
+    return scatter_back(signals, [bucket.candidates for bucket in buckets], len(candidate_ids))
+
+
+def _signals(asked: Tensor, seen: Tensor, weights: Tensor, freshness: Tensor) -> Tensor:
+    """[b, F, M] and [b, F, L] ids, [b, L, W] weights and [b, L] freshness of events → [b, M, F * NUM_SIGNALS]."""
+    same = (asked.contiguous()[..., None] == seen.contiguous()[:, :, None, :]).float()
+    counts = torch.log1p(same.flatten(1, 2) @ weights).unflatten(1, asked.shape[1:])
+    lately = (same * freshness[:, None, None, :]).amax(dim=3, keepdim=True)
+    return torch.cat([counts, lately], dim=3).transpose(1, 2).flatten(2)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
-from foundation.model.hstu import pointwise_attention
-from foundation.model.layout import Bucket, gather_padded
+from foundation.model.hstu import merge_heads, pointwise_attention, split_heads
+from foundation.model.layout import Bucket, gather_padded, scatter_back, with_zero_row
 
 
 class TargetAttention(nn.Module):
@@ -25,21 +24,11 @@ class TargetAttention(nn.Module):
 
     def forward(self, candidates: Tensor, events: Tensor, buckets: tuple[Bucket, ...]) -> Tensor:
         """[C, D] candidates, [T, D] encoded events → [C, D]."""
-        q = self.query(candidates)
-        k, v = self.key_value(events).chunk(2, dim=1)
-        answer = torch.zeros_like(q)
+        q = with_zero_row(self.query(candidates))
+        kv = with_zero_row(self.key_value(events))
+        answers: list[Tensor] = []
         for bucket in buckets:
-            asked = bucket.candidates < len(candidates)
-            pooled = pointwise_attention(
-                self._split(gather_padded(q, bucket.candidates)),
-                self._split(gather_padded(k, bucket.events)),
-                self._split(gather_padded(v, bucket.events)),
-                bucket.event_mask(len(events))[:, None, None, :],
-                num_positions=self.num_positions,
-            )
-            answer = answer.index_copy(0, bucket.candidates[asked], pooled.transpose(1, 2).flatten(2)[asked])
-        return self.out(answer)
-
-    def _split(self, x: Tensor) -> Tensor:
-        """[b, M, D] → [b, H, M, D / H]."""
-        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            asked = split_heads(gather_padded(q, bucket.candidates), self.heads)
+            k, v = split_heads(gather_padded(kv, bucket.events), 2 * self.heads).chunk(2, dim=1)
+            answers.append(merge_heads(pointwise_attention(asked, k, v, num_positions=self.num_positions)))
+        return self.out(scatter_back(answers, [bucket.candidates for bucket in buckets], len(candidates)))

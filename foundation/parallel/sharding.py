@@ -39,6 +39,8 @@ def shard(model: nn.Module, world: World, *, table_learning_rate: float) -> Dist
     for collection in collections:
         settings = {"lr": table_learning_rate, "eps": EPSILON}
         apply_optimizer_in_backward(RowWiseAdagrad, collection.parameters(), settings)
+    # One rank has every table whole anyway, and then does not sort ids by rank.
+    kinds = WHOLE_ROWS if world.size > 1 else [ShardingType.TABLE_WISE.value]
     tables = [table.name for collection in collections for table in collection.embedding_configs()]
     sharders = [cast("ModuleSharder[nn.Module]", EmbeddingCollectionSharder())]
     with warnings.catch_warnings():
@@ -46,7 +48,7 @@ def shard(model: nn.Module, world: World, *, table_learning_rate: float) -> Dist
         logging.getLogger("torchrec").setLevel(logging.ERROR)
         planner = EmbeddingShardingPlanner(
             topology=Topology(world_size=world.size, compute_device=world.device.type),
-            constraints={name: ParameterConstraints(sharding_types=WHOLE_ROWS) for name in tables},
+            constraints={name: ParameterConstraints(sharding_types=kinds) for name in tables},
         )
         group = dist.group.WORLD
         assert group is not None, "joined_world makes the group"

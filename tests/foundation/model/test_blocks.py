@@ -114,12 +114,12 @@ def test_wukong_is_its_formula_with_the_plain_products_of_all_pairs():
     torch.testing.assert_close(layer(x).detach(), torch.from_numpy(np.stack(expected)), rtol=FLOAT64, atol=FLOAT64)
 
 
-def test_masked_pairs_add_nothing_whatever_they_hold():
-    q, k, v = drawn(1, 2, 4), drawn(1, 3, 4, seed=2), drawn(1, 3, 4, seed=3)
-    mask = torch.tensor([True, False, True])
-    got = pointwise_attention(q, k, v, mask, num_positions=4)
-    torch.testing.assert_close(got, pointwise_attention(q, k[:, mask], v[:, mask], mask[mask], num_positions=4))
-    assert not pointwise_attention(q, k, v, torch.zeros(3, dtype=torch.bool), num_positions=4).any()
+def test_padding_adds_nothing_and_gets_no_gradient():
+    q, k, v = (drawn(1, 3, 4, seed=seed).requires_grad_() for seed in range(3))
+    nothing = torch.zeros(1, 2, 4, dtype=torch.float64, requires_grad=True)
+    got = pointwise_attention(q, torch.cat([k, nothing], 1), torch.cat([v, nothing], 1), num_positions=4)
+    torch.testing.assert_close(got, pointwise_attention(q, k, v, num_positions=4), rtol=FLOAT64, atol=FLOAT64)
+    assert not pointwise_attention(q, nothing, nothing, num_positions=4).any()
 
 
 @pytest.mark.parametrize("lengths", [(3, 0, 2), (0, 0), (1,)])

@@ -14,15 +14,24 @@ FLOAT32 = 2e-5  # logits of size one; a batch of another shape lets the matrix p
 UNEVEN = ((0, 0), (1, 0), (0, 1), (6, 6), (5, 2), (40, 3), (2, 9))
 
 
+RATES = OptimizerConfig(dense_learning_rate=1e-3, table_learning_rate=1e-2)
+
+
 @pytest.fixture(scope="module")
-def trainer(schema, config):
-    with joined_world(1) as world:
-        torch.manual_seed(0)
-        model = GemModel(schema, config)
-        with torch.no_grad():
-            for parameter in (p for p in model.parameters() if not p.is_meta):
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-        yield Trainer(model, world, OptimizerConfig(dense_learning_rate=1e-3, table_learning_rate=1e-2))
+def world():
+    with joined_world(1) as joined:
+        yield joined
+
+
+@pytest.fixture(scope="module")
+def trainer(schema, config, world):
+    """Of parameters so large that every part of the model shows in the scores."""
+    torch.manual_seed(0)
+    model = GemModel(schema, config)
+    with torch.no_grad():
+        for parameter in (p for p in model.parameters() if not p.is_meta):
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return Trainer(model, world, RATES)
 
 
 @pytest.fixture
@@ -93,17 +102,18 @@ def test_any_history_gives_finite_scores_and_gradients(trainer, request_of, batc
     assert all(value.isfinite().all() for value in trainer.model.module.embedding.collection.parameters())
 
 
-def test_a_first_batch_without_history_does_not_keep_the_attention_from_learning(schema, config, request_of, batched):
+def test_a_first_batch_without_history_does_not_keep_the_attention_from_learning(
+    schema, config, world, request_of, batched
+):
     """The gradients of the first step decide which ones DistributedDataParallel reduces in all later ones."""
-    with joined_world(1) as world:
-        trainer = Trainer(GemModel(schema, config), world, OptimizerConfig(1e-3, 1e-2))
-        before = None
-        for lengths in [(0, 0), (0, 0), (5, 5)]:
-            batch = batched([request_of(1, *lengths)])
-            before = [parameter.clone() for parameter in trainer.model.module.encoders["views"].parameters()]
-            trainer.step(batch, lambda out, b=batch: masked_cross_entropy(out, b.labels, torch.ones(2)))
-        after = trainer.model.module.encoders["views"].parameters()
-        assert not any(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    trainer = Trainer(GemModel(schema, config), world, RATES)
+    encoder = trainer.model.module.encoders["views"]
+    before: list[torch.Tensor] = []
+    for lengths in [(0, 0), (0, 0), (5, 5)]:
+        batch = batched([request_of(1, *lengths)])
+        before = [parameter.clone() for parameter in encoder.parameters()]
+        trainer.step(batch, lambda out, b=batch: masked_cross_entropy(out, b.labels, torch.ones(2)))
+    assert not any(torch.equal(old, new) for old, new in zip(before, encoder.parameters(), strict=True))
 
 
 def test_age_buckets_double_and_end():

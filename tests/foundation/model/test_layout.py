@@ -2,8 +2,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundation.model.layout import bucket_by_length, gather_padded, newest, padded_places
+from foundation.model.layout import bucket_by_length, gather_padded, newest, padded_places, scatter_back, with_zero_row
 
+REQUESTS = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5)), min_size=1, max_size=12)
 LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=12)
 
 
@@ -11,13 +12,12 @@ def offsets_of(lengths):
     return torch.tensor([0, *lengths]).cumsum(0)
 
 
-@given(requests=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5)), min_size=1, max_size=12))
+@given(requests=REQUESTS)
 def test_buckets_hold_each_event_and_candidate_of_each_request_once(requests):
     lengths, counts = zip(*requests, strict=True)
     offsets, candidates = offsets_of(lengths), offsets_of(counts)
     seen_events, seen_candidates = [], []
     for bucket in bucket_by_length(offsets, candidates):
-        assert torch.equal(bucket.event_mask(sum(lengths)), bucket.events < sum(lengths))
         for events, asked in zip(bucket.events.tolist(), bucket.candidates.tolist(), strict=True):
             own_events = [place for place in events if place < sum(lengths)]
             own_candidates = [place for place in asked if place < sum(counts)]
@@ -31,12 +31,12 @@ def test_buckets_hold_each_event_and_candidate_of_each_request_once(requests):
     assert sorted(seen_candidates) == with_history
 
 
-@given(lengths=LENGTHS)
-def test_less_than_half_of_a_bucket_is_padding(lengths):
-    offsets = offsets_of(lengths)
-    for bucket in bucket_by_length(offsets, offsets_of([1] * len(lengths))):
-        real = bucket.event_mask(sum(lengths)).sum(1)
-        assert bool((2 * real > bucket.events.shape[1]).all()) or not bucket.events.numel()
+@given(requests=REQUESTS)
+def test_less_than_half_of_a_row_is_padding(requests):
+    lengths, counts = zip(*requests, strict=True)
+    for bucket in bucket_by_length(offsets_of(lengths), offsets_of(counts)):
+        for places, end in [(bucket.events, sum(lengths)), (bucket.candidates, sum(counts))]:
+            assert ((places < end).sum(1) * 2 > places.shape[1]).all()
 
 
 def test_lengths_next_to_a_power_of_two_fall_in_the_right_bucket():
@@ -60,7 +60,7 @@ def test_gathered_rows_are_the_requests_own_and_zeros_elsewhere(lengths, chosen,
     requests = sorted(request for request in chosen if request < len(lengths))
     offsets = offsets_of(lengths)
     flat = torch.arange(1.0, 1 + sum(lengths) * width).reshape(-1, width)
-    padded = gather_padded(flat, padded_places(offsets, torch.tensor(requests, dtype=torch.int64)))
+    padded = gather_padded(with_zero_row(flat), padded_places(offsets, torch.tensor(requests, dtype=torch.int64)))
     assert padded.shape[0] == len(requests)
     for place, request in enumerate(requests):
         own = flat[offsets[request] : offsets[request + 1]]
@@ -70,5 +70,17 @@ def test_gathered_rows_are_the_requests_own_and_zeros_elsewhere(lengths, chosen,
 
 def test_the_gradient_of_a_gather_counts_each_use_and_no_padding():
     flat = torch.ones(3, 2, requires_grad=True)
-    gather_padded(flat, torch.tensor([[0, 1], [1, 3]])).sum().backward()
+    gather_padded(with_zero_row(flat), torch.tensor([[0, 1], [1, 3]])).sum().backward()
     assert flat.grad.tolist() == [[1, 1], [2, 2], [0, 0]]
+
+
+@given(requests=REQUESTS)
+def test_what_buckets_make_of_their_rows_finds_the_way_back(requests):
+    lengths, counts = zip(*requests, strict=True)
+    buckets = bucket_by_length(offsets_of(lengths), offsets_of(counts))
+    flat = torch.randn(sum(lengths), 2, dtype=torch.float64, requires_grad=True)
+    rows, places = with_zero_row(flat), [bucket.events for bucket in buckets]
+    back = scatter_back([gather_padded(rows, place) for place in places], places, len(flat))
+    assert torch.equal(back, flat)
+    (back * back).sum().backward()
+    assert torch.equal(flat.grad, 2 * flat)
