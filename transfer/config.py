@@ -11,7 +11,7 @@ from serving.gate.policy import Budget
 class StudentConfig(Section):
     """Sizes of a student, and its training."""
 
-    width: int = Field(default=8, ge=1, le=512, description="Width of every embedding.")
+    width: int = Field(default=8, ge=4, le=512, multiple_of=4, description="Width of every embedding.")
     history: int = Field(default=50, ge=1, le=4096, description="Newest events of each log that the student reads.")
     hidden: tuple[int, ...] = Field(default=(64, 32), min_length=1, description="Widths of the hidden layers.")
     batch_requests: int = Field(default=64, ge=1, description="Requests a step.")

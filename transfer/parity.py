@@ -114,9 +114,10 @@ def order_flips(served: NDArray[Any], expected: NDArray[Any]) -> int:
 
 def _hostile_feeds(ranker: Ranker, requests: list[Request]) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
     """Graph inputs that logs seldom hold, made of logged ones."""
-    for kind, request in _hostile_requests(ranker, requests[0]):
+    ordinary_request = max(requests, key=_fewest_events)  # the first may have none, and then nothing to damage
+    for kind, request in _hostile_requests(ranker, ordinary_request):
         yield kind, ranker.encode(request["request"], request["histories"], request["candidates"])
-    ordinary = ranker.encode(*(requests[0][part] for part in ("request", "histories", "candidates")))
+    ordinary = ranker.encode(*(ordinary_request[part] for part in ("request", "histories", "candidates")))
     for name, array in ordinary.items():
         if array.dtype != np.int64 or not array.size:
             continue
@@ -124,6 +125,10 @@ def _hostile_feeds(ranker: Ranker, requests: list[Request]) -> Iterator[tuple[st
             damaged = array.copy()
             damaged[0] = bad
             yield f"id {bad} in {name}", ordinary | {name: damaged}
+
+
+def _fewest_events(request: Request) -> int:
+    return min((len(columns["time"]) for columns in request["histories"].values()), default=0)
 
 
 def _hostile_requests(ranker: Ranker, request: Request) -> Iterator[tuple[str, Request]]:

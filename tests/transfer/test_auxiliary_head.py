@@ -8,7 +8,7 @@ from torch import nn
 from foundation.training.loss import masked_cross_entropy
 from transfer.losses import distillation_loss, scale_gradient
 
-NUM_ROWS, NUM_STEPS, SHIFT = 1024, 300, 1.0
+NUM_ROWS, NUM_STEPS, SHIFT = 2048, 200, 1.0
 
 
 def calibration(*, shift, one_head, seed):
