@@ -18,7 +18,7 @@ class StudentConfig(Section):
     dense_learning_rate: float = Field(default=1e-3, gt=0, description="AdamW, for everything but the tables.")
     table_learning_rate: float = Field(default=0.05, gt=0, description="Row-wise AdaGrad, for the tables.")
     cooldown: float = Field(
-        default=0.3, ge=0, le=1, description="Last share of the pass over which both learning rates fall to zero."
+        default=0.1, ge=0, le=1, description="Last share of the pass over which both learning rates fall to zero."
     )
 
 

@@ -69,9 +69,13 @@ def learn(
     loss_of: Callable[[RequestBatch, Any], Tensor],
     recorder: Recorder,
     policy: CheckpointPolicy,
+    cooldown: float = 0.0,
     progress: Progress | None = None,
 ) -> StreamReport:
     """Score and learn every batch once; go on from the newest checkpoint if there is one.
+
+    Over the last `cooldown` of the pass, in [0, 1], the learning rates fall linearly to zero: what the newest batches
+    happened to hold then weighs no more than the others.
 
     Raises:
         MismatchError: the newest checkpoint belongs to another store, schema or run.
@@ -87,6 +91,8 @@ def learn(
         wait += time.perf_counter() - asked
         if batch is None:
             break
+        if cooldown and step >= (1 - cooldown) * total:
+            trainer.slow_down((total - step) / (cooldown * total))
         outputs, loss = trainer.step(to_tensors(batch, trainer.world.device), lambda out, b=batch: loss_of(b, out))
         recorder.record(batch, outputs, loss)
         step, num_rows = step + 1, num_rows + batch.num_candidates

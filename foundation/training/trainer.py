@@ -34,6 +34,7 @@ class Trainer:
 
     def __init__(self, model: nn.Module, world: World, config: OptimizerConfig) -> None:
         self.world = world
+        self.rates = config
         self.gradient_clip = config.gradient_clip
         self.model: DistributedModelParallel = shard(model, world, table_learning_rate=config.table_learning_rate)
         named = [(name, p) for name, p in self.model.named_parameters() if ".collection." not in name]
@@ -64,6 +65,15 @@ class Trainer:
             nn.utils.clip_grad_norm_(parameters, self.gradient_clip)
         self.dense_optimizer.step()
         return outputs, loss.detach()
+
+    def slow_down(self, factor: float) -> None:
+        """Multiply both configured learning rates by `factor`, in [0, 1], from the next step on."""
+        for group in self.dense_optimizer.param_groups:
+            group["lr"] = self.rates.dense_learning_rate * factor
+        for group in self.model.fused_optimizer.param_groups:
+            group["lr"] = self.rates.table_learning_rate * factor  # pyright: ignore[reportIndexIssue]
+        # The fused kernels read their rate when their optimizer "steps"; the update itself is part of the backward.
+        self.model.fused_optimizer.step()
 
     def score(self, batch: RequestTensors) -> Any:
         """The model's outputs for a batch that is not learned from."""
