@@ -25,7 +25,7 @@ class Outcome(Generic[Result]):
 
     name: str
     result: Result | None
-    error: Exception | None
+    error: BaseException | None
 
 
 def run_jobs(
@@ -90,12 +90,8 @@ def _wait_for_parent() -> None:
 
 
 def _outcome(name: str, done: Future[Result]) -> Outcome[Result]:
-    try:
-        return Outcome(name, done.result(), None)
-    except BrokenProcessPool:
+    error = done.exception()
+    if isinstance(error, BrokenProcessPool):
         remedy = "Look at the memory of this machine and run the command again: finished jobs are kept."
-        return Outcome(
-            name, None, UserError(Problem(name, "a process that ends its job", "a process that died", remedy))
-        )
-    except Exception as error:  # noqa: BLE001 (reported with the others when all have ended)
-        return Outcome(name, None, error)
+        error = UserError(Problem(name, "a process that ends its job", "a process that died", remedy))
+    return Outcome(name, None if error else done.result(), error)

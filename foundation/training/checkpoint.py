@@ -20,6 +20,7 @@ import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from eval.artifacts import FileDigest, digests_of, fingerprint, staged_folder, verify_files, write_json
@@ -150,7 +151,11 @@ def load_checkpoint(checkpoint: Path, *, tensors: dict[str, Tensor]) -> dict[str
 def _write_tensors(folder: str, tensors: dict[str, Tensor]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save(dict(tensors), storage_writer=HuggingFaceStorageWriter(folder, save_distributed=True))
+        try:
+            dcp.save(dict(tensors), storage_writer=HuggingFaceStorageWriter(folder, save_distributed=True))
+        except CheckpointException as error:  # no Exception by its class; what a disk said is somewhere in it
+            said = [failure for failure, _ in error.failures.values() if isinstance(failure, OSError)]
+            raise (said[0] if said else error) from error
 
 
 def _broadcast(value: str | None) -> str:

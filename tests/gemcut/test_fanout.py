@@ -22,9 +22,10 @@ def outcomes(work, jobs, num_processes=1):
 
 
 def test_a_job_that_raises_and_one_whose_process_is_killed_leave_the_others_their_results():
-    jobs = [("raises", "1 / 0"), ("dies", OWN_DEATH), ("good", "2 + 2"), ("also good", "3 * 3")]
+    jobs = [("raises", "1 / 0"), ("dies", OWN_DEATH), ("leaves", "exit(7)"), ("good", "2 + 2"), ("also good", "3 * 3")]
     found = outcomes(eval, jobs)
-    assert [found[name].result for name, _ in jobs] == [None, None, 4, 9]
+    assert [found[name].result for name, _ in jobs] == [None, None, None, 4, 9]
+    assert isinstance(found["leaves"].error, SystemExit)
     assert isinstance(found["raises"].error, ZeroDivisionError)
     assert isinstance(found["dies"].error, UserError)
     assert found["dies"].error.problems[0].where == "dies"
