@@ -41,6 +41,9 @@ def connect(*, memory: str, threads: int, temporary: Path) -> duckdb.DuckDBPyCon
         raise DataError(Problem(where, "a size such as 4GB", str(error), "Correct it.")) from error
 
 
+_FULL = ("No space left", "File too large", "Disk quota exceeded", "max_temp_directory_size")
+
+
 @contextmanager
 def readable(files: Sequence[Path]) -> Iterator[None]:
     """Turn what DuckDB says of a damaged file, a full disk or too little memory into an error that names the files."""
@@ -53,7 +56,7 @@ def readable(files: Sequence[Path]) -> Iterator[None]:
         where = f"{files[0]}" if len(files) == 1 else f"{files[0].parent} ({len(files)} files)"
         if isinstance(error, duckdb.OutOfMemoryException) and "max_temp_directory_size" not in message:
             raise UserError(Problem(where, "enough memory", message, "Raise --memory, or lower --threads.")) from error
-        if "No space left" in str(error) or "max_temp_directory_size" in str(error):
+        if any(sign in str(error) for sign in _FULL):
             remedy = "Free disk space, then run the same command again: it goes on from here."
             raise UserError(Problem(where, "enough disk space", message, remedy)) from error
         damaged = next((str(file) for file in files if str(file) in str(error)), where)
