@@ -35,7 +35,7 @@ def demo(
     seconds: dict[str, float] = {}
 
     def timed(name: str, step: Callable[[], Any]) -> Any:
-        screen.say(f"\\n[bold]{name}[/bold]")
+        screen.say(f"\n[bold]{name}[/bold]")
         started = time.perf_counter()
         result = step()
         seconds[name] = time.perf_counter() - started
@@ -52,8 +52,8 @@ def demo(
     timed("export", lambda: export(loaded, screen, placements=placements))
     judged = timed("gate", lambda: gate(loaded, screen, placements=placements))
     result = timed("evaluate", lambda: evaluate(loaded, screen, placements=placements))
-    screen.say("\\nseconds: " + ", ".join(f"{name} {spent:.0f}" for name, spent in seconds.items()))
-    screen.say(f"project file: {path}\\nMLflow: {uri_of(loaded)}")
+    screen.say("\nseconds: " + ", ".join(f"{name} {spent:.0f}" for name, spent in seconds.items()))
+    screen.say(f"project file: {path}\nMLflow: {uri_of(loaded)}")
     return loaded, result | {"verdicts": judged["verdicts"], "seconds": seconds}
 
 

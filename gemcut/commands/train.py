@@ -61,8 +61,8 @@ def _params(loaded: LoadedProject) -> dict[str, object]:
     config = loaded.project.foundation
     return {
         "project_digest": loaded.digest,
-        **{f"model.{name}": value for name, value in config.model.model_dump().items()},
-        **{f"training.{name}": value for name, value in config.training.model_dump().items()},
+        **{f"model/{name}": value for name, value in config.model.model_dump().items()},
+        **{f"training/{name}": value for name, value in config.training.model_dump().items()},
     }
 
 

@@ -1,0 +1,179 @@
+"""`gemcut gate` and `gemcut evaluate`: verdicts as exit codes, and student beside twin beside teacher beside bundle."""
+
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+
+from eval.predictions import load_predictions
+from foundation.soft_labels import read_soft_labels
+from foundation.training.checkpoint import list_checkpoints, read_manifest
+from gemcut.cli import main
+from gemcut.tracking import uri_of
+from transfer.distill import PREDICTIONS_FILE
+from transfer.export import current_bundle
+
+BUDGET = ["rate_per_s=200", "percentile=0.9", "min_duration_s=0.3", "max_duration_s=1.5"]
+"""Enough requests to say at confidence 0.95, soon."""
+
+MODELS = ("student", "twin", "teacher")
+
+
+def gemcut(*arguments):
+    """A command's exit code, in this process."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(sys, "argv", ["gemcut", *map(str, arguments)])
+        main()
+    return ended.value.code or 0
+
+
+@pytest.fixture(scope="module")
+def project(tiny, tmp_path_factory):
+    """A project of this module's own, with what `tiny` has."""
+    return tiny.copy(tmp_path_factory.mktemp("evidence") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def evaluated(project):
+    assert gemcut("evaluate", "-p", project.path, "--all") == 0
+    return {name: json.loads((project.work / "report" / f"{name}.json").read_bytes()) for name in ("report", "metrics")}
+
+
+def run_gate(project, placement, limit_ms):
+    budget = [f"placements.{placement}.budget.{part}" for part in (f"limit_ms={limit_ms}", *BUDGET)]
+    overrides = [argument for part in budget for argument in ("--set", part)]
+    return gemcut("gate", "-p", project.path, "--placement", placement, *overrides, "--json")
+
+
+@pytest.mark.parametrize(("limit_ms", "verdict", "exit_code"), [(1000, "PASS", 0), (0.001, "FAIL", 1)])
+def test_the_verdict_is_the_exit_code(tiny, tmp_path, capsys, limit_ms, verdict, exit_code):
+    project = tiny.copy(tmp_path / "tiny")
+    assert run_gate(project, "related_click", limit_ms) == exit_code
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    kept = json.loads((project.work / "verdicts" / "related_click.json").read_bytes())
+    assert said["related_click"]["verdict"] == kept["verdict"] == verdict
+    assert kept["record"]["bundle_digest"].startswith(current_bundle(project.space().bundles("related_click")).name)
+    assert kept["budget"]["limit_ms"] == limit_ms
+
+
+def test_a_damaged_bundle_is_a_users_mistake_not_a_verdict(tiny, tmp_path, capsys):
+    project = tiny.copy(tmp_path / "tiny")
+    weights = current_bundle(project.space().bundles("related_click")) / "model.onnx.data"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert gemcut("gate", "-p", project.path, "--placement", "related_click") == 3
+    assert str(weights) in capsys.readouterr().err
+
+
+def test_every_placement_and_objective_has_its_figures(evaluated):
+    rows = {(row["placement"], row["objective"]) for row in evaluated["report"]["placements"]}
+    expected = {("related_click", "click"), ("search_conversion", "click"), ("search_conversion", "conversion")}
+    assert rows == expected
+    for placement, objective in expected:
+        for model in (*MODELS, "bundle"):
+            metrics = evaluated["metrics"][placement][model][objective]
+            assert {"normalized_entropy", "auc", "calibration"} <= metrics.keys()
+
+
+def test_the_bundle_scores_as_its_student(evaluated):
+    for placement, models in evaluated["metrics"].items():
+        for objective, student in models["student"].items():
+            bundle = models["bundle"][objective]
+            assert bundle["num_rows"] == student["num_rows"] > 0, placement
+            ours, served = (value["normalized_entropy"]["estimate"] for value in (student, bundle))
+            if ours is not None:
+                assert served == pytest.approx(ours, abs=1e-6)
+
+
+def normalized_entropy(labels, probabilities):
+    rate = labels.mean()
+    cross = -np.mean(labels * np.log(probabilities) + (1 - labels) * np.log1p(-probabilities))
+    return cross / -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_figures_are_those_of_the_predictions(project, evaluated, model):
+    space = project.space()
+    arm = "student" if model == "teacher" else model
+    predictions = load_predictions(space.student("related_click", 0, arm) / PREDICTIONS_FILE)
+    probabilities = predictions.probabilities["click"]
+    if model == "teacher":
+        stamps = {
+            "data_fingerprint": predictions.data_fingerprint,
+            "schema_digest": space.loaded.project.schema_digest(),
+        }
+        frozen = read_soft_labels(space.test_labels, **stamps)
+        assert frozen.manifest.kind == "frozen"
+        assert frozen.manifest.teacher == read_manifest(list_checkpoints(space.foundation / "checkpoints")[-1]).digest
+        logits = frozen.logits[np.searchsorted(frozen.row_ids, predictions.row_id), 0].astype(np.float64)
+        probabilities = 1 / (1 + np.exp(-logits))
+    expected = normalized_entropy(predictions.labels["click"], probabilities)
+    found = evaluated["metrics"]["related_click"][model]["click"]["normalized_entropy"]["estimate"]
+    assert found == pytest.approx(expected, abs=1e-9)
+
+
+def test_mlflow_has_a_run_of_the_foundation_model_and_below_it_one_of_each_placement(project, evaluated):
+    from mlflow import MlflowClient
+
+    uri = uri_of(project.load())
+    assert uri == f"sqlite:///{project.work / 'mlflow.db'}"
+    client = MlflowClient(uri, uri)
+    experiment = client.get_experiment_by_name("tiny")
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert runs.keys() == {"foundation", "related_click", "search_conversion"}
+    parent = runs.pop("foundation")
+    assert "mlflow.parentRunId" not in parent.data.tags
+    assert parent.data.metrics["progressive/ne/click"] > 0
+    assert parent.data.params["model/width"] == "8"
+    for name, run in runs.items():
+        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert run.info.status == "FINISHED"
+        expected = evaluated["metrics"][name]["student"]["click"]["normalized_entropy"]["estimate"]
+        assert run.data.metrics["ne/student/click"] == pytest.approx(expected, abs=1e-9)
+        assert {f"ne/{model}/click" for model in MODELS} <= run.data.metrics.keys()
+
+
+def test_the_report_is_a_page_that_opens_by_itself(project, evaluated):
+    page = (project.work / "report" / "report.html").read_text()
+    assert "search_conversion" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+
+
+def test_without_a_bundle_there_is_a_report_and_it_says_what_is_missing(project, evaluated, tmp_path):
+    lonely = project.copy(tmp_path / "tiny", without=["bundles", "verdicts", "mlflow.db"])
+    assert gemcut("evaluate", "-p", lonely.path, "--placement", "related_click") == 0
+    report = json.loads((lonely.work / "report" / "report.json").read_bytes())
+    (row,) = report["placements"]
+    assert any("not exported" in note for note in row["notes"])
+    metrics = json.loads((lonely.work / "report" / "metrics.json").read_bytes())
+    assert metrics["related_click"].keys() == set(MODELS)
+
+
+@pytest.fixture
+def changed_store(tiny, tmp_path):
+    """The store was made again of logs that have changed; everything else is of before."""
+    import pyarrow.parquet as pq
+
+    project = tiny.copy(tmp_path / "tiny")
+    shown = project.root / "data" / "impressions.parquet"
+    table = pq.read_table(shown)
+    pq.write_table(table.filter(table["request_id"].to_numpy() != table["request_id"][0].as_py()), shown)
+    shutil.rmtree(project.work / "store")
+    assert gemcut("prepare", "-p", project.path) == 0
+    return project
+
+
+@pytest.mark.parametrize("command", ["train", "label"])
+def test_a_changed_store_under_an_old_checkpoint_is_refused_by_name(changed_store, capsys, command):
+    assert gemcut(command, "-p", changed_store.path) == 3
+    said = capsys.readouterr().err
+    (checkpoint,) = list_checkpoints(changed_store.work / "foundation" / "checkpoints")
+    assert f"{checkpoint / 'manifest.json'}: identity.data_fingerprint" in said
+    assert "gemcut train --fresh" in said
+
+
+@pytest.mark.parametrize("command", ["export", "evaluate"])
+def test_a_changed_store_under_old_students_is_refused(changed_store, capsys, command):
+    assert gemcut(command, "-p", changed_store.path, "--all") == 3
+    assert "problem" in capsys.readouterr().err
