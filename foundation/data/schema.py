@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from serving.ids import IdSpace
@@ -201,6 +203,11 @@ class Schema(Section):
             for name, objective in self.objectives.items():
                 if objective.surfaces is None or surface in objective.surfaces:
                     yield surface, name
+
+    def head_exists(self) -> NDArray[np.bool_]:
+        """[P, K] bool, surfaces by objectives: where there is a head."""
+        pairs = set(self.heads())
+        return np.array([[(surface, name) in pairs for name in self.objectives] for surface in self.surfaces])
 
     def schema_digest(self) -> str:
         """sha256 of the canonical JSON of these sections: two projects with the same digest read data alike.

@@ -16,10 +16,7 @@ class SurfaceObjectiveHeads(nn.Module):
     def __init__(self, schema: Schema, width: int) -> None:
         super().__init__()
         self.num_objectives = len(schema.objectives)
-        exists = torch.zeros(len(schema.surfaces), self.num_objectives, dtype=torch.bool)
-        places = {name: place for place, name in enumerate(schema.objectives)}
-        for surface, objective in schema.heads():
-            exists[schema.surfaces.index(surface), places[objective]] = True
+        exists = torch.from_numpy(schema.head_exists())
         self.register_buffer("exists", exists, persistent=False)
         self.shared = nn.Linear(width, self.num_objectives)
         self.special = nn.Linear(width, exists.numel())

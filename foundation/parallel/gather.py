@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -16,6 +18,8 @@ def full_tensors(model: nn.Module) -> dict[str, Tensor]:
 def _whole(value: Tensor | ShardedTensor) -> Tensor:
     if not isinstance(value, ShardedTensor):
         return value.detach().cpu().contiguous()
-    out = torch.empty(value.size()) if dist.get_rank() == 0 else None
-    value.gather(dst=0, out=out)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Please use DTensor", FutureWarning)  # TorchRec still hands these out
+        out = torch.empty(value.size()) if dist.get_rank() == 0 else None
+        value.gather(dst=0, out=out)
     return out if out is not None else torch.empty(0)

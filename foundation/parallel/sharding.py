@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from typing import cast
 
@@ -45,7 +44,6 @@ def shard(model: nn.Module, world: World, *, table_learning_rate: float) -> Dist
     sharders = [cast("ModuleSharder[nn.Module]", EmbeddingCollectionSharder())]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        logging.getLogger("torchrec").setLevel(logging.ERROR)
         planner = EmbeddingShardingPlanner(
             topology=Topology(world_size=world.size, compute_device=world.device.type),
             constraints={name: ParameterConstraints(sharding_types=kinds) for name in tables},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+
+CHATTY = ("torchrec", "torch.fx")
+"""Libraries that warn, at every start, of what no user can change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ def joined_world(threads: int) -> Iterator[World]:
     Ranks meet at MASTER_ADDR and MASTER_PORT, or, without a port, in the file that GEMCUT_MEETING_FILE names.
     """
     torch.set_num_threads(threads)
+    for library in CHATTY:
+        logging.getLogger(library).setLevel(logging.ERROR)
     launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")

@@ -16,7 +16,7 @@ from torch import Tensor
 from eval.artifacts import write_json
 from eval.progressive import Stream, StreamMetrics
 from foundation.config import FoundationConfig
-from foundation.data.batch import RequestBatch
+from foundation.data.batch import Float32Array, RequestBatch
 from foundation.data.reader import Reader
 from foundation.data.schema import Schema
 from foundation.data.store import Store
@@ -29,6 +29,7 @@ from foundation.training.labels import settled_labels
 from foundation.training.loss import masked_cross_entropy
 from foundation.training.stream import CheckpointPolicy, Progress, StreamReport, learn
 from foundation.training.trainer import OptimizerConfig, Trainer
+from serving.errors import Problem, UserError
 
 FORGETTING_STEPS = 200
 NO_MATTER = {"threads", "checkpoint_every", "keep_checkpoints", "log_every"}
@@ -135,6 +136,7 @@ class ProgressiveRecorder:
         self.objectives = tuple(job.schema.objectives)
         self.labels = SoftLabelWriter(job.folder / "soft_labels", self.objectives, rank=world.rank)
         self.is_first = world.is_first
+        self.exists = job.schema.head_exists()
         self.streams = {name: Stream() for name in self.objectives}
         self.learned_to = NOTHING_LEARNED
         self.recent_loss = 0.0
@@ -142,6 +144,7 @@ class ProgressiveRecorder:
     def record(self, batch: RequestBatch, outputs: Tensor, loss: Tensor) -> None:
         """Count a batch's scores, made before it was learned from."""
         logits = outputs.detach().cpu().numpy()
+        self._check_finite(batch, logits)
         cutoffs = np.full(batch.num_candidates, self.learned_to, dtype=np.int64)
         self.labels.add(batch.row_ids, cutoffs, logits)
         for place, name in enumerate(self.objectives):
@@ -150,6 +153,21 @@ class ProgressiveRecorder:
         self.learned_to = max(of_all_ranks(int(batch.times.max(initial=self.learned_to))))
         share = 1 / FORGETTING_STEPS
         self.recent_loss += (float(loss) - self.recent_loss) * (share if self.recent_loss else 1.0)
+
+    def _check_finite(self, batch: RequestBatch, logits: Float32Array) -> None:
+        """NaN means "no head" further on, so a model that diverged must not get that far."""
+        exists = np.repeat(self.exists[batch.surfaces], np.diff(batch.candidate_offsets), axis=0)
+        bad = exists & ~np.isfinite(logits)
+        if bad.any():
+            objective = self.objectives[int(np.flatnonzero(bad.any(axis=0))[0])]
+            raise UserError(
+                Problem(
+                    where=f"training: objective {objective}, from request {int(batch.positions[0])} of the store on",
+                    expected="finite scores",
+                    got=f"{int(bad.sum()):,} that are no numbers: the model has diverged",
+                    remedy="Lower the learning rates of `foundation.training`, and start again with --fresh.",
+                )
+            )
 
     def metrics(self) -> dict[str, StreamMetrics]:
         """Of all rows of all ranks so far, by objective."""
