@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,9 @@ from serving.errors import MismatchError, Problem
 if TYPE_CHECKING:
     from eval.predictions import Predictions
     from eval.report import PlacementResult
+    from foundation.data.store import Store
     from foundation.soft_labels import SoftLabels
+    from serving.bundle import Bundle
     from serving.gate.report import Verdict
     from serving.manifest import Manifest
 
@@ -34,13 +36,15 @@ class _Evidence:
 
     Attributes:
         seeds: for each seed the predictions of student, twin and teacher on the same rows.
-        served: what the bundle says, None if nothing was exported.
+        served: what the bundle says, None if none of these students was exported.
+        reasons: why something is missing, as `PlacementResult` has it.
     """
 
     seeds: tuple[dict[str, Predictions], ...]
     served: Predictions | None
     manifest: Manifest | None
     verdict: Verdict | None
+    reasons: dict[str, str]
 
 
 def evaluate(loaded: LoadedProject, screen: Screen, *, placements: Sequence[str]) -> dict[str, Any]:
@@ -69,49 +73,87 @@ def evaluate(loaded: LoadedProject, screen: Screen, *, placements: Sequence[str]
 def _teacher(space: Workspace) -> SoftLabels:
     from foundation.data.store import read_manifest
     from foundation.soft_labels import read_soft_labels
+    from foundation.training.foundation_model import run_identity
 
-    schema = space.loaded.project
+    job = space.foundation_job()
     fingerprint = read_manifest(space.store).fingerprint
-    return read_soft_labels(space.test_labels, data_fingerprint=fingerprint, schema_digest=schema.schema_digest())
-
-
-def _evidence(space: Workspace, placement: str, teacher: SoftLabels) -> _Evidence:
-    from serving.bundle import load_bundle
-    from serving.gate.report import Verdict
-    from transfer.export import CURRENT_FILE, current_bundle
-    from transfer.serve_log import served_predictions
-
-    bundles, verdict = space.bundles(placement), space.verdict(placement)
-    exported = (bundles / CURRENT_FILE).is_file()
-    bundle = current_bundle(bundles) if exported else None
-    manifest = load_bundle(bundle).manifest if bundle else None
-    seed = manifest.provenance.seed if manifest else 0
-    return _Evidence(
-        seeds=tuple(_seeds(space, placement, teacher)),
-        served=served_predictions(bundle, space.student_job(placement, seed, "student")) if bundle else None,
-        manifest=manifest,
-        verdict=Verdict.model_validate_json(verdict.read_bytes()) if verdict.is_file() else None,
+    identity = run_identity(job, fingerprint)
+    return read_soft_labels(
+        space.test_labels,
+        data_fingerprint=identity.data_fingerprint,
+        schema_digest=identity.schema_digest,
+        run=identity.run,
     )
 
 
-def _seeds(space: Workspace, placement: str, teacher: SoftLabels) -> list[dict[str, Predictions]]:
-    """Predictions of every seed whose student and twin are both done."""
-    from eval.predictions import load_predictions
-    from foundation.data.store import read_manifest
-    from transfer.distill import PREDICTIONS_FILE
+def _evidence(space: Workspace, placement: str, teacher: SoftLabels) -> _Evidence:
+    from foundation.data.store import Store
+    from transfer.export import CURRENT_FILE
+    from transfer.serve_log import served_predictions
 
-    fingerprint = read_manifest(space.store).fingerprint
-    found: list[dict[str, Predictions]] = []
-    folder = space.work / "students" / placement
+    store = Store.open(space.store, space.loaded.project)
+    seeds = tuple(_seeds(space, store, placement, teacher=teacher))
+    bundle = _bundle(space, store, placement)
+    verdict = _verdict(space, placement, bundle)
+    served = None
+    if bundle is not None:
+        job = space.student_job(placement, bundle.manifest.provenance.seed, "student")
+        served = served_predictions(bundle.folder, job)
+    reasons: dict[str, str] = {}
+    if bundle is None and (space.bundles(placement) / CURRENT_FILE).is_file():
+        reasons["parity"] = "the bundle is of an earlier student: run `gemcut export` again"
+    if verdict is None and space.verdict(placement).is_file():
+        reasons["latency"] = reasons["verdict"] = "the verdict is on another bundle or budget: run `gemcut gate` again"
+    return _Evidence(seeds, served, bundle.manifest if bundle else None, verdict, reasons)
+
+
+def _bundle(space: Workspace, store: Store, placement: str) -> Bundle | None:
+    """The newest bundle, if the student it was made of is still the one that is evaluated."""
+    from serving.bundle import load_bundle
+    from transfer.distill import finished_student
+    from transfer.export import CURRENT_FILE, current_bundle
+
+    if not (space.bundles(placement) / CURRENT_FILE).is_file():
+        return None
+    bundle = load_bundle(current_bundle(space.bundles(placement)))
+    origin = bundle.manifest.provenance
+    student = finished_student(space.student_job(placement, origin.seed, "student"), store)
+    return bundle if student is not None and student.weights_digest == origin.student_digest else None
+
+
+def _verdict(space: Workspace, placement: str, bundle: Bundle | None) -> Verdict | None:
+    """The newest verdict, if it is on this very bundle and budget: quality and latency are of the same files."""
+    from serving.gate.report import Verdict
+
+    file = space.verdict(placement)
+    if bundle is None or not file.is_file():
+        return None
+    verdict = Verdict.model_validate_json(file.read_bytes())
+    budget = space.loaded.project.placements[placement].budget
+    return verdict if (verdict.record.bundle_digest, verdict.budget) == (bundle.digest, budget) else None
+
+
+def _seeds(space: Workspace, store: Store, placement: str, *, teacher: SoftLabels) -> Iterator[dict[str, Predictions]]:
+    """Predictions of every seed whose student and twin are both done, with the settings of now."""
+    from eval.predictions import load_predictions
+    from transfer.distill import ARMS, PREDICTIONS_FILE, finished_student
+
+    folder, found = space.work / "students" / placement, 0
     for seed in sorted(int(path.name.removeprefix("seed-")) for path in folder.glob("seed-*")):
-        files = {arm: space.student(placement, seed, arm) / PREDICTIONS_FILE for arm in ("student", "twin")}
-        if all(file.is_file() for file in files.values()):
-            both = {arm: load_predictions(file, data_fingerprint=fingerprint) for arm, file in files.items()}
-            found.append(both | {"teacher": _teacher_predictions(both["student"], teacher)})
+        jobs = {arm: space.student_job(placement, seed, arm) for arm in ARMS}
+        results = {arm: finished_student(job, store) for arm, job in jobs.items()}
+        both = {
+            arm: load_predictions(jobs[arm].folder / PREDICTIONS_FILE, model_digest=result.weights_digest)
+            for arm, result in results.items()
+            if result is not None
+        }
+        if len(both) == len(ARMS):
+            found += 1
+            yield both | {"teacher": _teacher_predictions(both["student"], teacher)}
     if not found:
+        got = "none that is done with the settings, soft labels and rows of now"
         remedy = f"Run `gemcut distill --placement {placement}` first."
-        raise MismatchError(Problem(str(folder), "a student and its twin", "none", remedy))
-    return found
+        raise MismatchError(Problem(str(folder), "a student and its twin", got, remedy))
 
 
 def _teacher_predictions(student: Predictions, teacher: SoftLabels) -> Predictions:
@@ -150,6 +192,7 @@ def _results(loaded: LoadedProject, placement: str, evidence: _Evidence) -> list
                 else {},
                 verdict=evidence.verdict.verdict if evidence.verdict else None,
                 verdict_reasons=evidence.verdict.reasons if evidence.verdict else (),
+                reasons=evidence.reasons,
                 calibration={
                     model: calibration_curve(table.labels[objective], table.probabilities[objective])
                     for model, table in tables.items()

@@ -12,7 +12,7 @@ from foundation.soft_labels import read_soft_labels
 from foundation.training.checkpoint import list_checkpoints, read_manifest
 from gemcut.cli import main
 from gemcut.tracking import uri_of
-from transfer.distill import PREDICTIONS_FILE
+from transfer.distill import PREDICTIONS_FILE, train_student
 from transfer.export import current_bundle
 
 BUDGET = ["rate_per_s=200", "percentile=0.9", "min_duration_s=0.3", "max_duration_s=1.5"]
@@ -41,10 +41,13 @@ def evaluated(project):
     return {name: json.loads((project.work / "report" / f"{name}.json").read_bytes()) for name in ("report", "metrics")}
 
 
+def budget_of(placement, limit_ms):
+    parts = [f"placements.{placement}.budget.{part}" for part in (f"limit_ms={limit_ms}", *BUDGET)]
+    return [argument for part in parts for argument in ("--set", part)]
+
+
 def run_gate(project, placement, limit_ms):
-    budget = [f"placements.{placement}.budget.{part}" for part in (f"limit_ms={limit_ms}", *BUDGET)]
-    overrides = [argument for part in budget for argument in ("--set", part)]
-    return gemcut("gate", "-p", project.path, "--placement", placement, *overrides, "--json")
+    return gemcut("gate", "-p", project.path, "--placement", placement, *budget_of(placement, limit_ms), "--json")
 
 
 @pytest.mark.parametrize(("limit_ms", "verdict", "exit_code"), [(1000, "PASS", 0), (0.001, "FAIL", 1)])
@@ -105,7 +108,7 @@ def test_the_figures_are_those_of_the_predictions(project, evaluated, model):
         }
         frozen = read_soft_labels(space.test_labels, **stamps)
         assert frozen.manifest.kind == "frozen"
-        assert frozen.manifest.teacher == read_manifest(list_checkpoints(space.foundation / "checkpoints")[-1]).digest
+        assert frozen.manifest.teacher.checkpoint == read_manifest(list_checkpoints(space.foundation / "checkpoints")[-1]).digest
         logits = frozen.logits[np.searchsorted(frozen.row_ids, predictions.row_id), 0].astype(np.float64)
         probabilities = 1 / (1 + np.exp(-logits))
     expected = normalized_entropy(predictions.labels["click"], probabilities)
@@ -148,6 +151,36 @@ def test_without_a_bundle_there_is_a_report_and_it_says_what_is_missing(project,
     assert any("not exported" in note for note in row["notes"])
     metrics = json.loads((lonely.work / "report" / "metrics.json").read_bytes())
     assert metrics["related_click"].keys() == set(MODELS)
+
+
+def report_of(project):
+    return json.loads((project.work / "report" / "report.json").read_bytes())["placements"]
+
+
+def test_students_of_other_settings_are_not_evaluated(project, capsys):
+    narrow = ["--placement", "related_click", "--set", "placements.related_click.student.width=8"]
+    assert gemcut("evaluate", "-p", project.path, *narrow) == 3
+    assert "gemcut distill --placement related_click" in capsys.readouterr().err
+
+
+def test_a_bundle_of_an_earlier_student_is_no_evidence_and_neither_is_its_verdict(tiny, tmp_path):
+    project = tiny.copy(tmp_path / "tiny", without=["mlflow.db"])
+    assert run_gate(project, "related_click", 1000) == 0
+    evaluate = ["evaluate", "-p", project.path, "--placement", "related_click"]
+    assert gemcut(*evaluate, *budget_of("related_click", 999)) == 0
+    assert report_of(project)[0]["verdict"] is None, "it was on another budget"
+    assert gemcut(*evaluate, *budget_of("related_click", 1000)) == 0
+    (row,) = report_of(project)
+    assert row["verdict"] == "PASS"
+    assert row["parity_error"] < 1e-5
+    slower = "placements.related_click.student.dense_learning_rate=0.001"
+    for arm in ("student", "twin"):
+        train_student(project.space(slower).student_job("related_click", 0, arm))
+    assert gemcut(*evaluate, *budget_of("related_click", 1000), "--set", slower) == 0
+    (row,) = report_of(project)
+    assert (row["verdict"], row["parity_error"], row["latency_ms"]) == (None, None, {})
+    assert any("gemcut export" in note for note in row["notes"])
+    assert any("gemcut gate" in note for note in row["notes"])
 
 
 @pytest.fixture
