@@ -36,7 +36,6 @@ class TrainingConfig(Section):
     threads: int = Field(default=1, ge=1, description="Threads of one process for torch's operators.")
     checkpoint_every: int = Field(default=500, ge=1, description="Steps between checkpoints.")
     keep_checkpoints: int = Field(default=2, ge=1, description="Newest checkpoints that are kept.")
-    log_every: int = Field(default=50, ge=1, description="Steps between log lines.")
 
 
 class FoundationConfig(Section):

@@ -18,16 +18,30 @@ from eval.artifacts import FileDigest, digests_of, fingerprint, verify_files, wr
 from serving.errors import MismatchError, Problem
 
 MANIFEST_FILE = "manifest.json"
-Kind = Literal["progressive", "frozen"]
 NOTHING_LEARNED = int(np.iinfo(np.int64).min)
+
+
+class Teacher(BaseModel):
+    """Which model scored.
+
+    Attributes:
+        run: digest of the training run: its project, data and seed.
+        checkpoint: digest of the checkpoint that scored; None where the run scored each row before it learned from it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: str
+    checkpoint: str | None = None
 
 
 class SoftLabelManifest(BaseModel):
     """Who scored which data.
 
     Attributes:
-        teacher: digest of the training run (progressive) or of the checkpoint (frozen).
-        kind: how the scores were made.
+        format: of this manifest and the parts.
+        teacher: who scored.
+        as_surface: the surface that every row was scored as if on; None where each was scored on its own.
         data_fingerprint: of the request store.
         schema_digest: of the schema the teacher read it with.
         objectives: columns, in order.
@@ -37,8 +51,9 @@ class SoftLabelManifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    teacher: str
-    kind: Kind
+    format: Literal[1] = 1
+    teacher: Teacher
+    as_surface: str | None = None
     data_fingerprint: str
     schema_digest: str
     objectives: tuple[str, ...]
@@ -91,7 +106,7 @@ class SoftLabels:
             row = int(row_ids[leaked][0])
             raise MismatchError(
                 Problem(
-                    where=f"soft labels of teacher {self.manifest.teacher[:12]}, row {row}",
+                    where=f"soft labels of run {self.manifest.teacher.run[:12]}, row {row}",
                     expected=f"a teacher that had learned from nothing newer than the row, {times_us[leaked][0]} us",
                     got=f"a cutoff of {self.cutoffs_us[found][leaked][0]} us ({int(leaked.sum())} rows alike)",
                     remedy="Use the progressive scores of the training run, or a checkpoint from before these rows.",
@@ -152,14 +167,13 @@ class SoftLabelWriter:
         ]:
             raise MismatchError(gone)
 
-    def publish(self, *, teacher: str, kind: Kind, data_fingerprint: str, schema_digest: str) -> None:
+    def publish(self, *, teacher: Teacher, data_fingerprint: str, schema_digest: str) -> None:
         """Write the last part and the manifest, which makes the folder a store."""
         self.flush()
         files = digests_of(self.folder, exclude=(MANIFEST_FILE,))
         num_rows = sum(pq.read_metadata(self.folder / name).num_rows for name in files)
         manifest = SoftLabelManifest(
             teacher=teacher,
-            kind=kind,
             data_fingerprint=data_fingerprint,
             schema_digest=schema_digest,
             objectives=self.objectives,
@@ -174,9 +188,7 @@ def part_name(rank: int, number: int) -> str:
     return f"part-{rank:04d}-{number:05d}.parquet"
 
 
-def read_soft_labels(
-    folder: Path, *, data_fingerprint: str, schema_digest: str, teacher: str | None = None
-) -> SoftLabels:
+def read_soft_labels(folder: Path, *, data_fingerprint: str, schema_digest: str, run: str | None = None) -> SoftLabels:
     """Read a store and refuse one that was made from other data, by another schema or by another teacher.
 
     Raises:
@@ -184,17 +196,18 @@ def read_soft_labels(
     """
     manifest = _read_manifest(folder)
     expected = {"data_fingerprint": data_fingerprint, "schema_digest": schema_digest}
-    if teacher is not None:
-        expected["teacher"] = teacher
+    found = {name: str(getattr(manifest, name)) for name in expected}
+    if run is not None:
+        expected["teacher.run"], found["teacher.run"] = run, manifest.teacher.run
     problems = [
         Problem(
             where=f"{folder / MANIFEST_FILE}: {name}",
             expected=value[:12],
-            got=str(getattr(manifest, name))[:12],
+            got=found[name][:12],
             remedy="They belong to other data or another teacher: run `gemcut train` or `gemcut label` again.",
         )
         for name, value in expected.items()
-        if getattr(manifest, name) != value
+        if found[name] != value
     ]
     if problems:
         raise MismatchError(problems)

@@ -18,7 +18,7 @@ from transfer.config import Placement
 
 Named = tuple[str, Feature]
 
-_RESERVED = (USER, ITEM, SURFACE)
+_RESERVED = (USER, ITEM, SURFACE, "time")
 _EARLIEST, _LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
 _INT64 = range(-(2**63), 2**63)
 
@@ -69,7 +69,7 @@ def check_store_names(schema: Schema) -> Iterator[Problem]:
     """No feature takes the name of a column that the request store has already."""
     bounds = {f"{log}_{end}" for log in schema.data.events for end in ("start", "end")}
     for path, feature in _features(schema):
-        taken = bounds if path.startswith("data.users.") else {"time"} if path.startswith("data.events.") else set()
+        taken = bounds if path.startswith("data.users.") else set()
         if feature.name in taken:
             remedy = "Rename the feature, and give its `column`."
             yield Problem(f"{path}.name", "a name that the store does not use", f"`{feature.name}`", remedy)
@@ -108,15 +108,15 @@ def check_placements(schema: Schema, placements: Mapping[str, Placement]) -> Ite
 
 
 def check_history(schema: Schema, model: ModelConfig, placements: Mapping[str, Placement]) -> Iterator[Problem]:
-    """Nobody asks for more events than a reader yields."""
+    """Nobody asks for more events than the longest history holds."""
     wanted = {f"placements.{name}.student.history": place.student.history for name, place in placements.items()}
     wanted["foundation.model.encoder_events"] = model.encoder_events
-    for log, events in schema.data.events.items():
-        for where, asked in wanted.items():
-            if asked > events.limit:
-                limit = f"at most {events.limit}, the `limit` of `data.events.{log}`"
-                remedy = f"Lower it, or set `data.events.{log}.limit` to {asked}."
-                yield Problem(where, limit, str(asked), remedy)
+    log, limit = max(((log, events.limit) for log, events in schema.data.events.items()), key=lambda pair: pair[1])
+    for where, asked in wanted.items():
+        if asked > limit:
+            expected = f"at most {limit}, the `limit` of `data.events.{log}`"
+            remedy = f"Lower it, or set `data.events.{log}.limit` to {asked}."
+            yield Problem(where, expected, str(asked), remedy)
 
 
 def check_heads(model: ModelConfig) -> Iterator[Problem]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.ages import age_days
 from serving.errors import Problem, RequestError, did_you_mean, listed, shortened
 from serving.ids import IdSpace, Int64Array, encode_ints, encode_strings
 from serving.manifest import IdInput, Input, Manifest
@@ -21,7 +22,6 @@ Column = Sequence[Any] | NDArray[Any]
 Columns = Mapping[str, Column]
 
 TIME = "time"
-_DAY_US = 86_400_000_000
 _LARGEST_WHOLE_FLOAT = 2**53  # beyond it a float no longer tells neighbouring integers apart
 _NONE = type(None)
 
@@ -175,7 +175,7 @@ def before(columns: Columns, group: Group, now_us: int) -> tuple[Columns, FloatA
         raise RequestError(Problem(where, "the time of every event, oldest first", got, "Sort the events by time."))
     last = int(np.searchsorted(times, now_us, side="left"))
     first = max(last - (group.newest or last), 0)
-    ages = (now_us - times[first:last]).astype(np.float32) / np.float32(_DAY_US)
+    ages = age_days(now_us, times[first:last])
     return {name: column[first:last] for name, column in columns.items() if name != TIME}, ages
 
 

@@ -59,7 +59,7 @@ class Provenance(Part):
     project_digest: Sha256
     schema_digest: Sha256
     data_fingerprint: Sha256
-    teacher_digest: Sha256 | None
+    teacher_digest: Sha256 | None = Field(description="Digest of the training run whose soft labels it learned.")
     student_digest: Sha256
     seed: int
     versions: dict[str, str]

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class NumberRule(BaseModel):
     """Raw number to model input: `clip((transform(x) - shift) / scale, -clip, clip)`.
 
-    A missing or non-finite number becomes 0 after the transform, that is "average"; the ranker counts such numbers.
+    A missing or non-finite number becomes 0 after the transform, that is "average".
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

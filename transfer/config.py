@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from foundation.data.schema import Section
+from foundation.data.schema import Schema, Section
 from serving.gate.policy import Budget
 
 
@@ -12,7 +12,12 @@ class StudentConfig(Section):
     """Sizes of a student, and its training."""
 
     width: int = Field(default=8, ge=4, le=512, multiple_of=4, description="Width of every embedding.")
-    history: int = Field(default=50, ge=1, le=4096, description="Newest events of each log that the student reads.")
+    history: int = Field(
+        default=50,
+        ge=1,
+        le=4096,
+        description="Newest events of each log that the student reads, within the log's limit.",
+    )
     hidden: tuple[int, ...] = Field(default=(64, 32), min_length=1, description="Widths of the hidden layers.")
     batch_requests: int = Field(default=64, ge=1, description="Requests a step.")
     dense_learning_rate: float = Field(default=1e-3, gt=0, description="AdamW, for everything but the tables.")
@@ -20,6 +25,10 @@ class StudentConfig(Section):
     cooldown: float = Field(
         default=0.1, ge=0, le=1, description="Last share of the pass over which both learning rates fall to zero."
     )
+
+    def history_limits(self, schema: Schema) -> dict[str, int]:
+        """Events that the student reads, by log."""
+        return {log: min(self.history, events.limit) for log, events in schema.data.events.items()}
 
 
 class SoftLabelConfig(Section):

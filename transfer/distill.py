@@ -72,9 +72,10 @@ class StudentJob:
 
 @dataclass(frozen=True, slots=True)
 class StudentResult:
-    """What a job left behind; `identity` says of what it is the result."""
+    """What a job left behind: `identity` says of what it is the result, `teacher` from which run's labels it learned."""
 
     identity: str
+    teacher: str | None
     weights_digest: str
     num_steps: int
     num_rows: int
@@ -127,6 +128,7 @@ def train_student(job: StudentJob, progress: Progress | None = None) -> StudentR
         save_predictions(_predict(job, store, trainer, weights_digest), job.folder / PREDICTIONS_FILE)
     result = StudentResult(
         identity=identity,
+        teacher=soft_labels.manifest.teacher.run if soft_labels is not None else None,
         weights_digest=weights_digest,
         num_steps=report.num_steps,
         num_rows=recorder.num_rows,
@@ -157,8 +159,10 @@ def student_identity(job: StudentJob, store: Store) -> str:
     """Digest of everything that decides the job's result."""
     soft_labels = job.soft_labels / SOFT_LABEL_MANIFEST
     content: list[Any] = [job.schema.schema_digest(), store.fingerprint, job.until_us, job.arm, job.seed]
-    content += [job.placement.model_dump(mode="json", exclude={"budget"})]
-    content += [sha256_of(soft_labels) if _learns_from_teacher(job) and soft_labels.is_file() else None]
+    content += [job.placement.model_dump(mode="json", include={"surface", "objectives", "student"})]
+    if _learns_from_teacher(job):
+        content += [job.placement.transfer.model_dump(mode="json")]
+        content += [sha256_of(soft_labels) if soft_labels.is_file() else None]
     return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
@@ -201,7 +205,7 @@ def _places(job: StudentJob) -> list[int]:
 def _reader(job: StudentJob, store: Store, *, test: bool, batch_requests: int) -> Reader:
     period = {"start": job.until_us} if test else {"end": job.until_us}
     positions = store.select(surfaces=(job.placement.surface,), **period)
-    limits = dict.fromkeys(job.schema.data.events, job.placement.student.history)
+    limits = job.placement.student.history_limits(job.schema)
     return Reader(store, job.schema, positions, batch_requests, history_limits=limits)
 
 

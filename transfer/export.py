@@ -39,7 +39,7 @@ from serving.manifest import (
 )
 from serving.ranker import Ranker
 from serving.session import open_session
-from transfer.distill import PREDICTIONS_FILE, RESULT_FILE, WEIGHTS_FILE, StudentJob, finished_student
+from transfer.distill import PREDICTIONS_FILE, RESULT_FILE, WEIGHTS_FILE, StudentJob, StudentResult, finished_student
 from transfer.parity import check_parity
 from transfer.served import ServedStudent
 from transfer.student import StudentNetwork, StudentShape
@@ -64,14 +64,12 @@ class ExportJob:
     Attributes:
         student: a finished job of the arm "student".
         project, project_digest: of the project file.
-        teacher_digest: of the soft labels it learned from, None without transfer.
         target: folder that gets `<digest>/` and `requests.jsonl`.
     """
 
     student: StudentJob
     project: str
     project_digest: str
-    teacher_digest: str | None
     target: Path
 
 
@@ -87,17 +85,18 @@ def export(job: ExportJob) -> Path:
     """
     student = job.student
     store = Store.open(student.store, student.schema)
+    result = trained_student(student, store)
     model = served_student(student, store)
     predictions = load_predictions(student.folder / PREDICTIONS_FILE, data_fingerprint=store.fingerprint)
     positions = _sample(predictions.request)
-    requests = raw_requests(store, positions, history_limit=student.placement.student.history)
+    requests = raw_requests(store, positions, history_limits=student.placement.student.history_limits(student.schema))
     with staged_folder(job.target / "candidate") as stage:
-        draft = manifest_of(job, store, student_digest=predictions.model_digest, parity=NO_PARITY, folder=stage)
+        draft = manifest_of(job, store, result=result, parity=NO_PARITY, folder=stage)
         example = example_feeds(draft)
         write_graph(model, example, stage)
         ranker = Ranker(draft, open_session(stage / MODEL_FILE))
         parity = check_parity(ranker, model, requests, positions=positions, predictions=predictions)
-        manifest = manifest_of(job, store, student_digest=predictions.model_digest, parity=parity, folder=stage)
+        manifest = manifest_of(job, store, result=result, parity=parity, folder=stage)
         content = orjson.dumps(manifest.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2)
         write_file(stage / MANIFEST_FILE, content)
     bundle = job.target / hashlib.sha256(content).hexdigest()[:12]
@@ -145,16 +144,27 @@ def example_feeds(manifest: Manifest) -> dict[str, Any]:
     return feeds
 
 
-def served_student(job: StudentJob, store: Store) -> ServedStudent:
-    """The trained student in the form that is served, in eval mode.
+def trained_student(job: StudentJob, store: Store) -> StudentResult:
+    """The record of a trained student.
 
     Raises:
         MismatchError: it was not trained yet, or with other settings, soft labels or rows.
     """
-    if finished_student(job, store) is None:
+    result = finished_student(job, store)
+    if result is None:
         got = "one of other settings, soft labels or rows" if (job.folder / RESULT_FILE).is_file() else "none"
         remedy = f"Run `gemcut distill --placement {job.name}` first."
         raise MismatchError(Problem(str(job.folder), "a student of this project, trained", got, remedy))
+    return result
+
+
+def served_student(job: StudentJob, store: Store) -> ServedStudent:
+    """The trained student in the form that is served, in eval mode.
+
+    Raises:
+        MismatchError: as for `trained_student`.
+    """
+    trained_student(job, store)
     weights = from_safetensors((job.folder / WEIGHTS_FILE).read_bytes())
     shape = StudentShape.of(job.schema)
     network = StudentNetwork(shape, job.placement.student, len(job.placement.objectives))
@@ -257,7 +267,7 @@ def _save(graph: onnx.ModelProto, folder: Path) -> None:
     )
 
 
-def manifest_of(job: ExportJob, store: Store, *, student_digest: str, parity: Parity, folder: Path) -> Manifest:
+def manifest_of(job: ExportJob, store: Store, *, result: StudentResult, parity: Parity, folder: Path) -> Manifest:
     """The manifest of the files in `folder`."""
     student, schema = job.student, job.student.schema
     return Manifest(
@@ -268,8 +278,8 @@ def manifest_of(job: ExportJob, store: Store, *, student_digest: str, parity: Pa
         request=_inputs(schema.request_features()),
         candidate=_inputs(schema.candidate_features()),
         histories=tuple(
-            HistoryInput(log=log, limit=student.placement.student.history, features=_inputs(schema.event_features(log)))
-            for log in schema.data.events
+            HistoryInput(log=log, limit=limit, features=_inputs(schema.event_features(log)))
+            for log, limit in student.placement.student.history_limits(schema).items()
         ),
         opset=OPSET,
         budget=student.placement.budget,
@@ -278,8 +288,8 @@ def manifest_of(job: ExportJob, store: Store, *, student_digest: str, parity: Pa
             project_digest=job.project_digest,
             schema_digest=schema.schema_digest(),
             data_fingerprint=store.fingerprint,
-            teacher_digest=job.teacher_digest,
-            student_digest=student_digest,
+            teacher_digest=result.teacher,
+            student_digest=result.weights_digest,
             seed=student.seed,
             versions={name: version(name) for name in ("gemcut", "torch", "onnx", "onnxruntime", "onnxscript")},
         ),

@@ -13,7 +13,7 @@ from foundation.data.reader import Reader
 from foundation.data.store import Store
 from foundation.model.inputs import to_tensors
 from foundation.parallel.world import joined_world
-from foundation.soft_labels import SoftLabelWriter
+from foundation.soft_labels import SoftLabelWriter, Teacher
 from foundation.training.checkpoint import check_identity, list_checkpoints, load_checkpoint, read_manifest
 from foundation.training.foundation_model import FoundationJob, build_trainer, run_identity
 from foundation.training.stream import Progress
@@ -53,7 +53,7 @@ def label(job: LabelJob, progress: Progress | None = None) -> int:
     with joined_world(foundation.config.training.threads) as world:
         trainer = build_trainer(foundation, world)
         manifest = read_manifest(checkpoint)
-        check_identity(checkpoint, manifest, run_identity(foundation, store))
+        check_identity(checkpoint, manifest, run_identity(foundation, store.fingerprint))
         learned_to = load_checkpoint(checkpoint, tensors=trainer.tensors())["recorder"]["learned_to"]
         positions = store.select(surfaces=job.surfaces, start=job.from_us)
         objectives = tuple(foundation.schema.objectives)
@@ -75,8 +75,7 @@ def label(job: LabelJob, progress: Progress | None = None) -> int:
             writer.flush()
             dist.barrier()
             writer.publish(
-                teacher=manifest.digest,
-                kind="frozen",
+                teacher=Teacher(run=manifest.identity.run, checkpoint=manifest.digest),
                 data_fingerprint=store.fingerprint,
                 schema_digest=foundation.schema.schema_digest(),
             )

@@ -11,7 +11,7 @@ from eval.predictions import Predictions
 from foundation.data.batch import RequestBatch
 from foundation.data.reader import Reader
 from foundation.data.store import Store
-from foundation.model.match import DAY_US
+from serving.ages import age_days
 from serving.bundle import load_bundle
 from serving.ranker import Ranker
 from serving.session import open_session
@@ -59,7 +59,7 @@ def feeds_of(batch: RequestBatch, request: int) -> dict[str, Any]:
     }
     for log, history in batch.histories.items():
         events = slice(*history.offsets[request : request + 2])
-        ages = (batch.times[request] - history.times[events]).astype(np.float32) / np.float32(DAY_US)
+        ages = age_days(int(batch.times[request]), history.times[events])
         feeds |= {
             f"history_ids.{log}": history.ids[events],
             f"history_numbers.{log}": history.numbers[events],

@@ -138,7 +138,7 @@ class Student(nn.Module):
             match_signals(
                 batch.candidate_ids[:, :fields],
                 history.ids[:, :fields],
-                history.ages_us,
+                history.ages_days,
                 bucket_by_length(history.offsets, batch.candidate_offsets),
             )
             for history in batch.histories.values()

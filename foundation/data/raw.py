@@ -17,19 +17,19 @@ from foundation.data.store import Store
 Columns = dict[str, list[Any]]
 
 
-def raw_requests(store: Store, positions: Int64Array, *, history_limit: int) -> list[dict[str, Any]]:
+def raw_requests(store: Store, positions: Int64Array, *, history_limits: dict[str, int]) -> list[dict[str, Any]]:
     """Requests at some positions, in their order, as `docs/bundle.md` writes a line of `requests.jsonl`.
 
     Args:
         store: an open store.
         positions: [B] int64, any order.
-        history_limit: newest events of each log.
+        history_limits: newest events, by log.
 
     Returns:
         One dictionary a request: `request`, `histories`, `candidates`; values are JSON-able, null where missing.
     """
     reader = _RawReader(store)
-    return [reader.request(int(position), history_limit) for position in positions]
+    return [reader.request(int(position), history_limits) for position in positions]
 
 
 class _RawReader:
@@ -39,12 +39,12 @@ class _RawReader:
         self.users = map_columns(store.folder / "users.arrow")
         self.logs = {log: map_columns(store.folder / "events" / f"{log}.arrow") for log in store.schema.data.events}
 
-    def request(self, position: int, history_limit: int) -> dict[str, Any]:
+    def request(self, position: int, history_limits: dict[str, int]) -> dict[str, Any]:
         row = self._row(position)
         user, time = row["user"], row["time"]
         return {
             "request": self._request(row),
-            "histories": {log: self._history(log, user, time, history_limit) for log in self.logs},
+            "histories": {log: self._history(log, user, time, history_limits[log]) for log in self.logs},
             "candidates": self._candidates(row),
         }
 

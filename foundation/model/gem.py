@@ -28,9 +28,9 @@ from foundation.model.wukong import WukongLayer
 NUM_AGE_BUCKETS = 40
 
 
-def age_bucket(ages_us: Tensor) -> Tensor:
+def age_bucket(ages_days: Tensor) -> Tensor:
     """[T] int64: logarithm to base 2 of the age in minutes, one bucket a doubling, in [0, NUM_AGE_BUCKETS)."""
-    return torch.log2(1 + ages_us.double() / 60e6).long().clamp(0, NUM_AGE_BUCKETS - 1)
+    return torch.log2(1 + ages_days.double() * 1440).long().clamp(0, NUM_AGE_BUCKETS - 1)
 
 
 class HistoryEncoder(nn.Module):
@@ -54,12 +54,12 @@ class HistoryEncoder(nn.Module):
     def restrict(self, history: HistoryTensors) -> HistoryTensors:
         """The newest events, those that the encoder reads."""
         places, offsets = newest(history.offsets, self.limit)
-        return HistoryTensors(offsets, history.ids[places], history.numbers[places], history.ages_us[places])
+        return HistoryTensors(offsets, history.ids[places], history.numbers[places], history.ages_days[places])
 
     def encode(self, tokens: dict[str, Tensor], history: HistoryTensors, buckets: tuple[Bucket, ...]) -> Tensor:
         """[T, D] encoded events of a restricted history."""
         parts = [tokens[key] for key in self.keys] + [history.numbers]
-        events = self.event(torch.cat(parts, dim=1)) + self.age(age_bucket(history.ages_us))
+        events = self.event(torch.cat(parts, dim=1)) + self.age(age_bucket(history.ages_days))
         for layer in self.layers:
             events = layer(events, buckets)
         return events
@@ -146,7 +146,7 @@ class GemModel(nn.Module):
     def _matches(self, batch: RequestTensors, history: HistoryTensors) -> Tensor:
         fields = self.num_item_fields
         buckets = bucket_by_length(history.offsets, batch.candidate_offsets)
-        return match_signals(batch.candidate_ids[:, :fields], history.ids[:, :fields], history.ages_us, buckets)
+        return match_signals(batch.candidate_ids[:, :fields], history.ids[:, :fields], history.ages_days, buckets)
 
 
 def _wukong(num_tokens: int, config: ModelConfig, *, num_layers: int) -> nn.Sequential:

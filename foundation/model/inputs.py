@@ -10,6 +10,7 @@ from torchrec import KeyedJaggedTensor
 
 from foundation.data.batch import RequestBatch
 from foundation.data.schema import Schema, ids_of
+from serving.ages import age_days
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +21,13 @@ class HistoryTensors:
         offsets: [B + 1] int64.
         ids: [T, F] int64.
         numbers: [T, G] float32.
-        ages_us: [T] int64, microseconds from the event to its request, at least 1.
+        ages_days: [T] float32, days from the event to its request, above 0.
     """
 
     offsets: Tensor
     ids: Tensor
     numbers: Tensor
-    ages_us: Tensor
+    ages_days: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,12 @@ def to_tensors(batch: RequestBatch, device: torch.device) -> RequestTensors:
 
     histories = {}
     for log, history in batch.histories.items():
-        ages = batch.times.repeat(history.offsets[1:] - history.offsets[:-1]) - history.times
+        now = batch.times.repeat(history.offsets[1:] - history.offsets[:-1])
         histories[log] = HistoryTensors(
-            offsets=move(history.offsets), ids=move(history.ids), numbers=move(history.numbers), ages_us=move(ages)
+            offsets=move(history.offsets),
+            ids=move(history.ids),
+            numbers=move(history.numbers),
+            ages_days=move(age_days(now, history.times)),
         )
     return RequestTensors(
         surfaces=move(batch.surfaces),

@@ -10,19 +10,18 @@ from torch import Tensor
 
 from foundation.model.layout import Bucket, gather_padded, scatter_back, with_zero_row
 
-DAY_US = 86_400_000_000
 DECAYS_DAYS = (7.0, 28.0, 112.0)
 NUM_SIGNALS = len(DECAYS_DAYS) + 2
 NO_ID = -1
 
 
-def match_signals(candidate_ids: Tensor, event_ids: Tensor, ages_us: Tensor, buckets: tuple[Bucket, ...]) -> Tensor:
+def match_signals(candidate_ids: Tensor, event_ids: Tensor, ages_days: Tensor, buckets: tuple[Bucket, ...]) -> Tensor:
     """Signals of each candidate and field.
 
     Args:
         candidate_ids: [C, F] int64, table rows of the item features; row 0 (missing) matches nothing.
         event_ids: [T, F] int64, the same features of the events.
-        ages_us: [T] int64, microseconds from the event to its request, at least 1.
+        ages_days: [T] float32, days from the event to its request, above 0.
         buckets: of the same batch.
 
     Returns:
@@ -31,10 +30,9 @@ def match_signals(candidate_ids: Tensor, event_ids: Tensor, ages_us: Tensor, buc
 
     Source: ours; the counts that a ranking team would keep as as-of statistics, taken from the sequence itself.
     """
-    days = ages_us.float() / DAY_US
-    decays = torch.exp(-days[:, None] / days.new_tensor(DECAYS_DAYS))
-    weights = with_zero_row(torch.cat([torch.ones_like(days)[:, None], decays], dim=1))
-    freshness = with_zero_row(1.0 / (1.0 + days))
+    decays = torch.exp(-ages_days[:, None] / ages_days.new_tensor(DECAYS_DAYS))
+    weights = with_zero_row(torch.cat([torch.ones_like(ages_days)[:, None], decays], dim=1))
+    freshness = with_zero_row(1.0 / (1.0 + ages_days))
     seen_ids = with_zero_row(event_ids)
     asked_ids = with_zero_row(torch.where(candidate_ids > 0, candidate_ids, NO_ID))
     signals = [

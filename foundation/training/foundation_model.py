@@ -23,7 +23,7 @@ from foundation.data.store import Store
 from foundation.model.recipes import RECIPES
 from foundation.parallel.reduce import of_all_ranks
 from foundation.parallel.world import World, joined_world
-from foundation.soft_labels import NOTHING_LEARNED, SoftLabelWriter
+from foundation.soft_labels import NOTHING_LEARNED, SoftLabelWriter, Teacher
 from foundation.training.checkpoint import Identity
 from foundation.training.labels import settled_labels
 from foundation.training.loss import masked_cross_entropy
@@ -32,7 +32,7 @@ from foundation.training.trainer import OptimizerConfig, Trainer
 from serving.errors import Problem, UserError
 
 FORGETTING_STEPS = 200
-NO_MATTER = {"threads", "checkpoint_every", "keep_checkpoints", "log_every"}
+NO_MATTER = {"threads", "checkpoint_every", "keep_checkpoints"}
 """Settings that say how to run, not what to learn: they may change between a stop and its resume."""
 
 
@@ -60,12 +60,12 @@ class FoundationReport:
     progressive: dict[str, StreamMetrics]
 
 
-def run_identity(job: FoundationJob, store: Store) -> Identity:
-    """What a checkpoint of this job belongs to."""
+def run_identity(job: FoundationJob, data_fingerprint: str) -> Identity:
+    """What a checkpoint of this job, made from the store of a fingerprint, belongs to."""
     content = [job.config.model_dump(mode="json", exclude={"training": NO_MATTER})]
-    content += [job.schema.schema_digest(), store.fingerprint, job.until_us]
+    content += [job.schema.schema_digest(), data_fingerprint, job.until_us]
     run = hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
-    return Identity(run=run, schema_digest=job.schema.schema_digest(), data_fingerprint=store.fingerprint)
+    return Identity(run=run, schema_digest=job.schema.schema_digest(), data_fingerprint=data_fingerprint)
 
 
 def build_trainer(job: FoundationJob, world: World) -> Trainer:
@@ -90,7 +90,7 @@ def train_foundation(job: FoundationJob, progress: Progress | None = None) -> Fo
     store = Store.open(job.store, job.schema, verify=True)
     with joined_world(job.config.training.threads) as world:
         trainer = build_trainer(job, world)
-        identity = run_identity(job, store)
+        identity = run_identity(job, store.fingerprint)
         weights = torch.tensor([o.weight for o in job.schema.objectives.values()], device=world.device)
 
         def loss_of(batch: RequestBatch, logits: Tensor) -> Tensor:
@@ -120,8 +120,7 @@ def train_foundation(job: FoundationJob, progress: Progress | None = None) -> Fo
         result = FoundationReport(report, recorder.metrics())
         if world.is_first:
             recorder.labels.publish(
-                teacher=identity.run,
-                kind="progressive",
+                teacher=Teacher(run=identity.run),
                 data_fingerprint=identity.data_fingerprint,
                 schema_digest=identity.schema_digest,
             )

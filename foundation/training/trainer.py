@@ -25,8 +25,9 @@ class OptimizerConfig:
     gradient_clip: float = 1.0
 
 
-AUXILIARY = ".auxiliary."
-"""Part of the name of every parameter that only helps to train: its gradient norm must not clip the model's."""
+CLIPPED_APART = (".auxiliary.", ".late.")
+"""In the names of parameters whose gradient must not change the step of the others, by way of the clipped norm either:
+heads that only help to train, and heads of labels that come late."""
 
 
 class Trainer:
@@ -39,10 +40,9 @@ class Trainer:
         self.model: DistributedModelParallel = shard(model, world, table_learning_rate=config.table_learning_rate)
         named = [(name, p) for name, p in self.model.named_parameters() if ".collection." not in name]
         self.dense = [parameter for _, parameter in named]
-        self._clipped_apart = (
-            [parameter for name, parameter in named if AUXILIARY not in f".{name}"],
-            [parameter for name, parameter in named if AUXILIARY in f".{name}"],
-        )
+        apart = [[p for name, p in named if mark in f".{name}"] for mark in CLIPPED_APART]
+        others = [p for name, p in named if not any(mark in f".{name}" for mark in CLIPPED_APART)]
+        self._clipped = (others, *apart)
         self.dense_optimizer = torch.optim.AdamW(
             self.dense, lr=config.dense_learning_rate, weight_decay=config.weight_decay
         )
@@ -61,7 +61,7 @@ class Trainer:
         loss = loss_of(outputs)
         self.dense_optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        for parameters in self._clipped_apart:
+        for parameters in self._clipped:
             nn.utils.clip_grad_norm_(parameters, self.gradient_clip)
         self.dense_optimizer.step()
         return outputs, loss.detach()

@@ -12,24 +12,19 @@ from gemcut.workspace import Workspace
 
 def export(loaded: LoadedProject, screen: Screen, *, placements: Sequence[str], seed: int = 0) -> dict[str, Any]:
     """Export the students of one seed."""
-    from foundation.training.checkpoint import read_manifest
     from serving.bundle import load_bundle
     from transfer.export import ExportJob
     from transfer.export import export as export_student
-    from transfer.label import newest_checkpoint
 
     space = Workspace(loaded)
     made: dict[str, Any] = {}
     with screen.progress("export") as tell:
         for done, placement in enumerate(placements):
             tell(done / len(placements), placement)
-            transfers = loaded.project.placements[placement].transfer.soft_labels is not None
-            teacher = read_manifest(newest_checkpoint(space.foundation)).digest if transfers else None
             job = ExportJob(
                 student=space.student_job(placement, seed, "student"),
                 project=loaded.project.name,
                 project_digest=loaded.digest,
-                teacher_digest=teacher,
                 target=space.bundles(placement),
             )
             folder = export_student(job)

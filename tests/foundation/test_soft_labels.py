@@ -3,11 +3,13 @@ import orjson
 import pyarrow.parquet as pq
 import pytest
 
-from foundation.soft_labels import NOTHING_LEARNED, SoftLabelWriter, part_name, read_soft_labels
+from foundation.soft_labels import NOTHING_LEARNED, SoftLabelWriter, Teacher, part_name, read_soft_labels
 from serving.errors import MismatchError
 
 OBJECTIVES = ("click", "buy")
-STAMP = {"teacher": "t" * 64, "data_fingerprint": "d" * 64, "schema_digest": "s" * 64}
+RUN = "t" * 64
+STAMP = {"data_fingerprint": "d" * 64, "schema_digest": "s" * 64}
+ASKED = STAMP | {"run": RUN}
 
 
 def rows_of(ids):
@@ -26,12 +28,12 @@ def written(folder, *parts, rank=0):
 
 
 def stored(folder, *parts):
-    written(folder, *parts).publish(kind="progressive", **STAMP)
+    written(folder, *parts).publish(teacher=Teacher(run=RUN), **STAMP)
     return folder
 
 
 def read(folder, **changed):
-    return read_soft_labels(folder, **(STAMP | changed))
+    return read_soft_labels(folder, **(ASKED | changed))
 
 
 def test_rows_come_back_whatever_their_order(tmp_path):
@@ -65,7 +67,7 @@ def test_a_pair_without_a_head_is_null_in_the_file(tmp_path):
     assert column.to_pylist() == [None, -0.75]
 
 
-@pytest.mark.parametrize("name", STAMP)
+@pytest.mark.parametrize("name", ASKED)
 def test_labels_of_another_teacher_data_or_schema_are_refused(tmp_path, name):
     stored(tmp_path, [1])
     with pytest.raises(MismatchError, match=f"{name}: expected xxxx"):
@@ -75,13 +77,13 @@ def test_labels_of_another_teacher_data_or_schema_are_refused(tmp_path, name):
 def test_every_difference_is_named_at_once(tmp_path):
     stored(tmp_path, [1])
     with pytest.raises(MismatchError) as caught:
-        read(tmp_path, **dict.fromkeys(STAMP, "x" * 64))
+        read(tmp_path, **dict.fromkeys(ASKED, "x" * 64))
     assert len(caught.value.problems) == 3
 
 
 def test_without_a_teacher_asked_for_any_will_do(tmp_path):
     stored(tmp_path, [1])
-    assert len(read(tmp_path, teacher=None).row_ids) == 1
+    assert len(read(tmp_path, run=None).row_ids) == 1
 
 
 def test_a_truncated_part_is_refused(tmp_path):
@@ -125,7 +127,7 @@ def test_a_teacher_that_had_learned_nothing_leaks_nothing(tmp_path):
     writer = SoftLabelWriter(tmp_path, OBJECTIVES)
     ids, _, logits = rows_of([1])
     writer.add(ids, np.array([NOTHING_LEARNED]), logits)
-    writer.publish(kind="progressive", **STAMP)
+    writer.publish(teacher=Teacher(run=RUN), **STAMP)
     assert np.isfinite(read(tmp_path).of_rows(ids, np.array([-(2**60)]))[0, 0])
 
 
@@ -138,7 +140,7 @@ def test_a_rewound_store_is_as_if_the_later_parts_had_never_been(tmp_path):
     with pytest.raises(MismatchError):
         read(tmp_path / "again")
     writer.add(*rows_of([3]))
-    writer.publish(kind="progressive", **STAMP)
+    writer.publish(teacher=Teacher(run=RUN), **STAMP)
     never, again = ({p.name: p.read_bytes() for p in (tmp_path / n).iterdir()} for n in ("never", "again"))
     assert never == again
 
@@ -148,7 +150,7 @@ def test_a_rewind_of_fewer_ranks_drops_the_later_parts_of_all_that_were(tmp_path
         written(tmp_path, [rank], [10 + rank], rank=rank)
     writer = SoftLabelWriter(tmp_path, OBJECTIVES, rank=0)
     writer.rewind(1)
-    writer.publish(kind="progressive", **STAMP)
+    writer.publish(teacher=Teacher(run=RUN), **STAMP)
     assert read(tmp_path).row_ids.tolist() == [0, 1]
 
 
@@ -158,7 +160,7 @@ def test_what_a_killed_writer_left_is_not_part_of_the_store(tmp_path):
         (tmp_path / name).write_bytes(b"half")
     writer = SoftLabelWriter(tmp_path, OBJECTIVES)
     writer.rewind(1)
-    writer.publish(kind="progressive", **STAMP)
+    writer.publish(teacher=Teacher(run=RUN), **STAMP)
     assert set(orjson.loads((tmp_path / "manifest.json").read_bytes())["files"]) == {part_name(0, 0)}
     assert read(tmp_path).row_ids.tolist() == [1]
 

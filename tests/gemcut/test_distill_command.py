@@ -42,7 +42,7 @@ def only_of_surface(project, surface):
         path.unlink()
     writer = SoftLabelWriter(space.progressive_labels, labels.manifest.objectives)
     writer.add(labels.row_ids[kept], labels.cutoffs_us[kept], labels.logits[kept])
-    writer.publish(teacher=labels.manifest.teacher, kind="progressive", **stamps)
+    writer.publish(teacher=labels.manifest.teacher, **stamps)
 
 
 def test_a_placement_that_fails_does_not_stop_the_others_and_is_told_at_the_end(tiny, tiny_teacher, tmp_path):

@@ -107,8 +107,10 @@ def test_the_figures_are_those_of_the_predictions(project, evaluated, model):
             "schema_digest": space.loaded.project.schema_digest(),
         }
         frozen = read_soft_labels(space.test_labels, **stamps)
-        assert frozen.manifest.kind == "frozen"
-        assert frozen.manifest.teacher.checkpoint == read_manifest(list_checkpoints(space.foundation / "checkpoints")[-1]).digest
+        assert (
+            frozen.manifest.teacher.checkpoint
+            == read_manifest(list_checkpoints(space.foundation / "checkpoints")[-1]).digest
+        )
         logits = frozen.logits[np.searchsorted(frozen.row_ids, predictions.row_id), 0].astype(np.float64)
         probabilities = 1 / (1 + np.exp(-logits))
     expected = normalized_entropy(predictions.labels["click"], probabilities)

@@ -196,7 +196,12 @@ SECTIONS = {
         "data.impressions.candidate.0.name",
         "`size` data.items.features.0",
     ),
-    "name of the store's column": ("name: quantity", "name: time", "data.events.purchases.features.0.name", "`time`"),
+    "name of the store's column": (
+        "name: quantity",
+        "name: time",
+        "data.events.purchases.features.0.name",
+        "a name other than",
+    ),
     "name of the store's bounds": ("name: age", "name: purchases_end", "data.users.features.0.name", "`purchases_end`"),
     "surface twice": ("[home, search]", "[home, search, home]", "surfaces", "`home` 2 times"),
     "surface of an objective": (

@@ -53,7 +53,7 @@ def write_labels(folder, known, *, rows=slice(None), cutoffs=None, logits=None, 
     writer = SoftLabelWriter(folder, labels.manifest.objectives)
     written = labels.logits if logits is None else logits
     writer.add(labels.row_ids[rows], (labels.cutoffs_us if cutoffs is None else cutoffs)[rows], written[rows])
-    writer.publish(teacher=labels.manifest.teacher, kind="progressive", **(made | stamps))
+    writer.publish(teacher=labels.manifest.teacher, **(made | stamps))
     return folder
 
 

@@ -35,7 +35,6 @@ def job_of(tiny, target, placement="search_conversion"):
         student=space.student_job(placement, 0, "student"),
         project="tiny",
         project_digest=space.loaded.digest,
-        teacher_digest="0" * 64,
         target=target,
     )
 

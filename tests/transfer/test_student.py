@@ -13,7 +13,7 @@ from foundation.data.reader import Reader
 from foundation.data.store import Store
 from foundation.model.inputs import to_tensors
 from foundation.model.layout import bucket_by_length
-from foundation.model.match import DAY_US, match_signals
+from foundation.model.match import match_signals
 from foundation.parallel.world import joined_world
 from foundation.training.checkpoint import list_checkpoints, load_checkpoint
 from serving.ids import OUT_OF_VOCABULARY
@@ -160,10 +160,10 @@ def test_the_served_match_signals_are_those_of_training(served, num_events):
     fields = served.num_item_fields
     candidates = torch.randint(0, 4, (9, fields), generator=draw)
     events = torch.randint(0, 4, (num_events, fields), generator=draw)
-    ages_us = torch.randint(1, 100 * DAY_US, (num_events,), generator=draw)
+    ages_days = 100 * torch.rand(num_events, generator=draw)
     buckets = bucket_by_length(torch.tensor([0, num_events]), torch.tensor([0, 9]))
-    expected = match_signals(candidates, events, ages_us, buckets)
-    said = served._matches(candidates, events, ages_us.float() / DAY_US)
+    expected = match_signals(candidates, events, ages_days, buckets)
+    said = served._matches(candidates, events, ages_days)
     assert torch.allclose(said, expected, atol=SUMS_DIFFER)
 
 

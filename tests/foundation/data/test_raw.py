@@ -67,7 +67,7 @@ def find(requests, raw):
 @pytest.mark.parametrize("limit", [0, 1, 5, 1000])
 def test_raw_requests_are_what_the_tables_say(log, source, limit):
     requests, events, items = source
-    for raw in raw_requests(log.store, POSITIONS, history_limit=limit):
+    for raw in raw_requests(log.store, POSITIONS, history_limits=dict.fromkeys(log.store.events, limit)):
         rows = find(requests, raw)
         head = raw["request"]
         assert head["shop"] == rows[0]["shop"]
@@ -85,7 +85,7 @@ def test_raw_requests_are_what_the_tables_say(log, source, limit):
 
 def test_some_of_these_requests_have_history_and_some_events_are_too_late(log, source):
     _, events, _ = source
-    raw = raw_requests(log.store, POSITIONS, history_limit=1000)
+    raw = raw_requests(log.store, POSITIONS, history_limits=dict.fromkeys(log.store.events, 1000))
     lengths = [len(request["histories"]["views"]["time"]) for request in raw]
     logged = [len(events["views"].get(request["request"]["user"], [])) for request in raw]
     assert max(lengths) > 12, "more than the reader's limit, which is not that of raw requests"
@@ -93,14 +93,14 @@ def test_some_of_these_requests_have_history_and_some_events_are_too_late(log, s
 
 
 def test_an_item_without_a_brand_says_null(log):
-    raw = raw_requests(log.store, range(50), history_limit=5)
+    raw = raw_requests(log.store, range(50), history_limits=dict.fromkeys(log.store.events, 5))
     brands = [pair for request in raw for pair in zipped(request["candidates"], ("item", "brand"))]
     assert any(item % 7 == 0 for item, _ in brands)
     assert all((brand is None) == (item % 7 == 0) for item, brand in brands)
 
 
 def test_positions_may_come_in_any_order(log):
-    forwards = raw_requests(log.store, POSITIONS, history_limit=3)
-    assert raw_requests(log.store, POSITIONS[::-1], history_limit=3) == forwards[::-1]
+    forwards = raw_requests(log.store, POSITIONS, history_limits=dict.fromkeys(log.store.events, 3))
+    assert raw_requests(log.store, POSITIONS[::-1], history_limits=dict.fromkeys(log.store.events, 3)) == forwards[::-1]
     times = [request["request"]["time"] for request in forwards]
     assert times == [int(log.store.times[position]) for position in POSITIONS]

@@ -117,6 +117,6 @@ def test_a_first_batch_without_history_does_not_keep_the_attention_from_learning
 
 
 def test_age_buckets_double_and_end():
-    minute = 60_000_000
-    ages = torch.tensor([1, minute - 1, minute, 3 * minute, 3 * minute - 10**3, 10**18])
+    minute = 1 / 1440  # in days
+    ages = torch.tensor([1e-9, 0.999 * minute, 1.001 * minute, 3.001 * minute, 2.999 * minute, 1e7])
     assert age_bucket(ages).tolist() == [0, 0, 1, 2, 1, min(NUM_AGE_BUCKETS - 1, 33)]

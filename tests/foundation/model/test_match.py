@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foundation.model.layout import bucket_by_length
-from foundation.model.match import DAY_US, DECAYS_DAYS, NUM_SIGNALS, match_signals
+from foundation.model.match import DECAYS_DAYS, NUM_SIGNALS, match_signals
+from serving.ages import DAY_US
 
 FLOAT32 = 1e-5  # sums of at most a dozen float32 terms of size one
 IDS = st.tuples(st.integers(0, 3), st.integers(0, 3))
@@ -23,7 +24,7 @@ def signals_of(requests):
     event_ids = torch.tensor([ids for request in events for ids, _ in request], dtype=torch.int64).reshape(-1, 2)
     ages = torch.tensor([age for request in events for _, age in request], dtype=torch.int64)
     buckets = bucket_by_length(offsets_of(events), offsets_of(candidates))
-    return match_signals(candidate_ids, event_ids, ages, buckets)
+    return match_signals(candidate_ids, event_ids, ages.float() / DAY_US, buckets)
 
 
 def expected_of(candidate, events):

@@ -33,7 +33,7 @@ def begun(job, log):
             step=0,
             tensors=trainer.tensors(),
             state=state,
-            identity=run_identity(job, log.store),
+            identity=run_identity(job, log.store.fingerprint),
             world=world,
         )
     return job.folder
@@ -41,12 +41,12 @@ def begun(job, log):
 
 def outcome(job, log):
     """(soft labels, tensors of the newest checkpoint by name, metrics) of a run, read by one rank."""
-    identity = run_identity(job, log.store)
+    identity = run_identity(job, log.store.fingerprint)
     labels = read_soft_labels(
         job.folder / "soft_labels",
         data_fingerprint=identity.data_fingerprint,
         schema_digest=identity.schema_digest,
-        teacher=identity.run,
+        run=identity.run,
     )
     with joined_world(1) as world:
         trainer = build_trainer(job, world)
