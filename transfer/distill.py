@@ -72,7 +72,7 @@ class StudentJob:
 
 @dataclass(frozen=True, slots=True)
 class StudentResult:
-    """What a job left behind: `identity` says of what it is the result, `teacher` from which run's labels it learned."""
+    """What a job left behind: `identity` says of what it is the result, `teacher` whose run's labels it learned."""
 
     identity: str
     teacher: str | None

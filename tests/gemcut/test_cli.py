@@ -140,7 +140,7 @@ def test_without_json_standard_output_is_empty(gemcut, tiny_logs):
     [
         ("train", "store", "gemcut prepare"),
         ("label", "store", "gemcut prepare"),
-        ("export", "foundation", "gemcut distill"),
+        ("export", "store", "gemcut prepare"),
         ("gate", "bundles", "gemcut export"),
         ("evaluate", "store", "gemcut prepare"),
     ],
