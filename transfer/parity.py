@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from eval.predictions import Predictions
 from serving.errors import BundleError, Problem
-from serving.manifest import Parity
+from serving.features import groups_of
+from serving.manifest import IdInput, Manifest, Parity
 from serving.ranker import Ranker
 from transfer.served import ServedStudent
 
@@ -20,7 +21,8 @@ TOLERANCE = 1e-5
 """Largest difference of two probabilities: float32 sums in another order differ by less than 1e-6 here."""
 
 TOP = 10
-HOSTILE_COUNTS = (1, 2, 513)
+HOSTILE_COUNTS = (0, 1, 2, 513)
+UNKNOWN: dict[str, Any] = {"int": 2**63 - 1, "string": "\N{SNOWMAN} of nobody"}
 HOSTILE_IDS = (-1, 0, 2**31, 2**62, 2**63 - 1)
 
 Request = dict[str, Any]
@@ -121,10 +123,19 @@ def _hostile_feeds(ranker: Ranker, requests: list[Request]) -> Iterator[tuple[st
     for name, array in ordinary.items():
         if array.dtype != np.int64 or not array.size:
             continue
-        for bad in HOSTILE_IDS:
+        sizes = _table_sizes(ranker.manifest, name)
+        for kind, bad in [*((str(bad), bad) for bad in HOSTILE_IDS), ("last", sizes - 1), ("last + 1", sizes)]:
             damaged = array.copy()
             damaged[0] = bad
-            yield f"id {bad} in {name}", ordinary | {name: damaged}
+            yield f"id {kind} in {name}", ordinary | {name: damaged}
+
+
+def _table_sizes(manifest: Manifest, name: str) -> NDArray[np.int64]:
+    """Rows of the table of each column of an input of ids."""
+    request, candidates, histories = groups_of(manifest)
+    group = next(group for group in (request, candidates, *histories.values()) if group.ids == name)
+    tables = [feature.table for feature in group.features if isinstance(feature, IdInput)]
+    return np.array([manifest.tables[table].num_rows for table in tables])
 
 
 def _fewest_events(request: Request) -> int:
@@ -132,7 +143,7 @@ def _fewest_events(request: Request) -> int:
 
 
 def _hostile_requests(ranker: Ranker, request: Request) -> Iterator[tuple[str, Request]]:
-    """Raw requests: extreme counts, extreme histories, nothing known."""
+    """Raw requests: extreme counts, extreme histories, nothing known, ids nobody has seen, numbers that are none."""
     longest = max(history.limit for history in ranker.manifest.histories)
     for count in HOSTILE_COUNTS:
         yield f"{count} candidates", request | {"candidates": _resized(request["candidates"], count)}
@@ -144,6 +155,21 @@ def _hostile_requests(ranker: Ranker, request: Request) -> Iterator[tuple[str, R
     unknown = {name: [None] * len(column) for name, column in request["candidates"].items()}
     nobody = {name: value if name in ("time", "surface") else None for name, value in request["request"].items()}
     yield "everything missing", request | {"request": nobody, "candidates": unknown}
+    candidates = request["candidates"]
+    columns = {
+        feature.name: [UNKNOWN[ranker.manifest.tables[feature.table].type]] * len(candidates[feature.name])
+        for feature in ranker.manifest.candidate
+        if isinstance(feature, IdInput)
+    }
+    yield "unknown ids", request | {"candidates": candidates | columns}
+    for number in (float("nan"), float("inf"), -float("inf"), 1e308):
+        columns = {
+            feature.name: [number] * len(candidates[feature.name])
+            for feature in ranker.manifest.candidate
+            if not isinstance(feature, IdInput)
+        }
+        if columns:
+            yield f"the number {number}", request | {"candidates": candidates | columns}
 
 
 def _resized(columns: dict[str, list[Any]], count: int) -> dict[str, list[Any]]:
