@@ -41,7 +41,6 @@ class SoftLabelManifest(BaseModel):
     Attributes:
         format: of this manifest and the parts.
         teacher: who scored.
-        as_surface: the surface that every row was scored as if on; None where each was scored on its own.
         data_fingerprint: of the request store.
         schema_digest: of the schema the teacher read it with.
         objectives: columns, in order.
@@ -53,7 +52,6 @@ class SoftLabelManifest(BaseModel):
 
     format: Literal[1] = 1
     teacher: Teacher
-    as_surface: str | None = None
     data_fingerprint: str
     schema_digest: str
     objectives: tuple[str, ...]
@@ -188,13 +186,22 @@ def part_name(rank: int, number: int) -> str:
     return f"part-{rank:04d}-{number:05d}.parquet"
 
 
-def read_soft_labels(folder: Path, *, data_fingerprint: str, schema_digest: str, run: str | None = None) -> SoftLabels:
-    """Read a store and refuse one that was made from other data, by another schema or by another teacher.
+def check_soft_labels(
+    folder: Path, *, data_fingerprint: str, schema_digest: str, run: str | None = None, remedy: str = TRAIN_REMEDY
+) -> SoftLabelManifest:
+    """The manifest of a store whose files are there; one of other data, schema or teacher is refused.
+
+    Args:
+        folder: the store.
+        data_fingerprint: of the request store that it must be of.
+        schema_digest: of the schema that it must be of.
+        run: of the teacher that must have made it; any if absent.
+        remedy: which command writes this store.
 
     Raises:
         MismatchError: with every difference.
     """
-    manifest = _read_manifest(folder)
+    manifest = _read_manifest(folder, remedy)
     expected = {"data_fingerprint": data_fingerprint, "schema_digest": schema_digest}
     found = {name: str(getattr(manifest, name)) for name in expected}
     if run is not None:
@@ -204,13 +211,28 @@ def read_soft_labels(folder: Path, *, data_fingerprint: str, schema_digest: str,
             where=f"{folder / MANIFEST_FILE}: {name}",
             expected=value[:12],
             got=found[name][:12],
-            remedy="They belong to other data or another teacher: run `gemcut train` or `gemcut label` again.",
+            remedy=f"They belong to other data or another teacher. {remedy}",
         )
         for name, value in expected.items()
         if found[name] != value
     ]
     if problems:
         raise MismatchError(problems)
+    verify_files(folder, manifest.files, contents=False)
+    return manifest
+
+
+def read_soft_labels(
+    folder: Path, *, data_fingerprint: str, schema_digest: str, run: str | None = None, remedy: str = TRAIN_REMEDY
+) -> SoftLabels:
+    """Read a store that `check_soft_labels` passes and whose files are the ones that were written.
+
+    Raises:
+        MismatchError: with every difference.
+    """
+    manifest = check_soft_labels(
+        folder, data_fingerprint=data_fingerprint, schema_digest=schema_digest, run=run, remedy=remedy
+    )
     verify_files(folder, manifest.files)
     table = pa.concat_tables(_parts(folder, manifest))
     order = np.argsort(table["row_id"].to_numpy(), kind="stable")
@@ -231,9 +253,8 @@ def _parts(folder: Path, manifest: SoftLabelManifest) -> Iterator[pa.Table]:
         yield pq.read_table(folder / name)
 
 
-def _read_manifest(folder: Path) -> SoftLabelManifest:
+def _read_manifest(folder: Path, remedy: str) -> SoftLabelManifest:
     path = folder / MANIFEST_FILE
-    remedy = "Run `gemcut train` (progressive scores) or `gemcut label` to write the store."
     if not path.is_file():
         raise MismatchError(Problem(str(path), "a soft-label store", "no such file", remedy))
     try:

@@ -113,7 +113,7 @@ class GemModel(nn.Module):
         owner = batch.request_of_candidate
         matches = [self._matches(batch, history) for history in batch.histories.values()]
         short = {log: self._encoder(log).restrict(history) for log, history in batch.histories.items()}
-        tokens = self.embedding(_with_histories(batch, short))
+        tokens = self.embedding(replace(batch, histories=short))
         query = self.query(torch.cat([tokens[key] for key in self.candidate_keys], dim=1))
 
         request_tokens = [tokens[key] for key in self.request_keys]
@@ -160,7 +160,3 @@ def _wukong(num_tokens: int, config: ModelConfig, *, num_layers: int) -> nn.Sequ
         )
         tokens = 2 * half
     return nn.Sequential(*layers)
-
-
-def _with_histories(batch: RequestTensors, histories: dict[str, HistoryTensors]) -> RequestTensors:
-    return replace(batch, histories=histories)

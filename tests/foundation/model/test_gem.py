@@ -1,11 +1,16 @@
 """The whole model, its tables in TorchRec on one gloo process."""
 
-from copy import copy
+from copy import copy, deepcopy
+from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 
-from foundation.model.gem import NUM_AGE_BUCKETS, GemModel, age_bucket
+from foundation.config import ModelConfig
+from foundation.data.schema import ids_of, numbers_of
+from foundation.model.gem import NUM_AGE_BUCKETS, GemModel, HistoryEncoder, age_bucket
+from foundation.model.recipes import RECIPES
 from foundation.parallel.world import joined_world
 from foundation.training.loss import masked_cross_entropy
 from foundation.training.trainer import OptimizerConfig, Trainer
@@ -23,11 +28,16 @@ def world():
         yield joined
 
 
+@pytest.fixture(scope="module", params=sorted(RECIPES))
+def recipe(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def trainer(schema, config, world):
+def trainer(schema, config, world, recipe):
     """Of parameters so large that every part of the model shows in the scores."""
     torch.manual_seed(0)
-    model = GemModel(schema, config)
+    model = RECIPES[recipe](schema, config)
     with torch.no_grad():
         for parameter in (p for p in model.parameters() if not p.is_meta):
             parameter.add_(torch.randn_like(parameter) * 0.2)
@@ -48,6 +58,60 @@ def with_candidates(request, order):
     for name in ("candidate_ids", "candidate_numbers", "labels"):
         setattr(changed, name, getattr(request, name)[order])
     return changed
+
+
+def changes_of_one_input(schema, request):
+    """(name, the request with nothing else changed) for everything that a model reads of it."""
+
+    def changed(name, change):
+        other = deepcopy(request)
+        change(other)
+        return name, other
+
+    def columns(where, features, ids, numbers):
+        for column, feature in enumerate(ids_of(features)):
+            yield changed(f"{where}.{feature.name}", lambda r, at=column: ids(r)[:, at].__iadd__(7))
+        for column, feature in enumerate(numbers_of(features)):
+            yield changed(f"{where}.{feature.name}", lambda r, at=column: numbers(r)[:, at].__iadd__(1))
+
+    yield changed("surfaces", lambda r: setattr(r, "surface", 1 - r.surface))
+    yield from columns("request", schema.request_features(), lambda r: r.ids, lambda r: r.numbers)
+    candidate = schema.candidate_features()
+    yield from columns("candidate", candidate, lambda r: r.candidate_ids, lambda r: r.candidate_numbers)
+    for log in schema.data.events:
+        parts = (lambda r, at=part, log=log: r.histories[log][at] for part in range(3))
+        ids, numbers, ages = parts
+        yield from columns(f"history.{log}", schema.event_features(log), ids, numbers)
+        yield changed(f"history.{log}.ages", lambda r, ages=ages: ages(r).__imul__(8))
+
+
+def test_the_configuration_names_every_recipe():
+    assert set(get_args(ModelConfig.model_fields["recipe"].annotation)) == set(RECIPES)
+
+
+def test_every_input_moves_the_scores(trainer, request_of, schema, batched):
+    """No candidate is in the history, before a change or after, so that matches show nothing of events."""
+    request = request_of(4, 4, 4)
+    request.ids[:] = [[5, 2 + request.surface, 9]]
+    request.candidate_ids = 2 + request.candidate_ids % 5
+    ages = np.array([8.0, 4.0, 2.0, 1.0], dtype=np.float32)
+    request.histories = {
+        log: (14 + ids % 7, numbers, ages.copy()) for log, (ids, numbers, _) in request.histories.items()
+    }
+    before = trainer.score(batched([request]))[:, 0]
+    changes = dict(changes_of_one_input(schema, request))
+    changes["request.surface"].ids[0, 1] = 3 - request.surface  # its table has no row further on
+    moved = {name: (trainer.score(batched([r]))[:, 0] - before).abs().max().item() for name, r in changes.items()}
+    assert len(moved) == 16
+    assert [name for name, distance in moved.items() if not distance > FLOAT32] == []
+
+
+def test_a_history_twice_over_has_the_same_summary(schema, config):
+    encoder = HistoryEncoder(schema, "orders", config)
+    events, offsets = torch.randn(5, config.width), torch.tensor([0, 2, 2, 5])
+    summary = encoder.summarise(events, offsets)
+    assert_same(encoder.summarise(events.repeat_interleave(2, dim=0), 2 * offsets), summary)
+    assert_same(summary, torch.stack([events[:2].mean(0), torch.zeros(config.width), events[2:].mean(0)]))
 
 
 def test_a_batch_scored_whole_is_its_requests_scored_one_by_one(trainer, uneven, batched):
