@@ -167,11 +167,14 @@ def student_identity(job: StudentJob, store: Store) -> str:
 
 
 def finished_student(job: StudentJob, store: Store) -> StudentResult | None:
-    """The result that this very job left, if it is done; that of other settings is none."""
+    """The result that this very job left, if it is done; that of other settings or of an older version is none."""
     path, weights = job.folder / RESULT_FILE, job.folder / WEIGHTS_FILE
     if not path.is_file() or not weights.is_file():
         return None
-    result = StudentResult(**orjson.loads(path.read_bytes()))
+    try:
+        result = StudentResult(**orjson.loads(path.read_bytes()))
+    except (orjson.JSONDecodeError, TypeError):  # no JSON, or other fields than ours
+        return None
     same = result.identity == student_identity(job, store) and result.weights_digest == sha256_of(weights)
     return result if same else None
 
