@@ -44,7 +44,7 @@ class SoftLabelConfig(Section):
 
 
 class TransferConfig(Section):
-    """What the teacher gives a student; a channel that is absent is off."""
+    """What the teacher gives a student. Soft labels are on by default; `soft_labels: null` turns them off."""
 
     soft_labels: SoftLabelConfig | None = Field(default_factory=SoftLabelConfig)
 

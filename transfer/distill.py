@@ -17,7 +17,7 @@ from torch import Tensor
 
 from eval.artifacts import sha256_of, write_file, write_json
 from eval.predictions import Predictions, save_predictions
-from foundation.data.batch import RequestBatch
+from foundation.data.batch import Int64Array, RequestBatch
 from foundation.data.reader import Reader
 from foundation.data.schema import Schema
 from foundation.data.store import Store
@@ -29,6 +29,7 @@ from foundation.soft_labels import SoftLabels, read_soft_labels
 from foundation.training.checkpoint import Identity, list_checkpoints, read_manifest
 from foundation.training.labels import settled_labels
 from foundation.training.loss import masked_cross_entropy
+from foundation.training.prior import first_log_odds
 from foundation.training.stream import CheckpointPolicy, Progress, learn
 from foundation.training.trainer import OptimizerConfig, Trainer
 from serving.errors import Problem, UserError
@@ -102,7 +103,7 @@ def train_student(job: StudentJob, progress: Progress | None = None) -> StudentR
     _remove_others(job, identity)
     recorder = LossRecorder()
     with joined_world(job.threads) as world:
-        trainer = build_student(job, world)
+        trainer = build_student(job, world, store)
         digests = {"schema_digest": job.schema.schema_digest(), "data_fingerprint": store.fingerprint}
         policy = CheckpointPolicy(
             folder=job.folder / "checkpoints",
@@ -141,7 +142,7 @@ def train_student(job: StudentJob, progress: Progress | None = None) -> StudentR
     return result
 
 
-def build_student(job: StudentJob, world: World) -> Trainer:
+def build_student(job: StudentJob, world: World, store: Store) -> Trainer:
     """The student with its first parameters: those of its twin of the same seed, and the auxiliary head beside them."""
     torch.manual_seed(job.seed)
     student = job.placement.student
@@ -152,6 +153,9 @@ def build_student(job: StudentJob, world: World) -> Trainer:
         len(job.placement.objectives),
         gradient_scale=config.gradient_scale if job.arm == "student" and config is not None else None,
     )
+    log_odds = first_log_odds(store, job.schema, _positions(job, store, test=False), job.until_us)
+    with torch.no_grad():
+        model.network.head.bias.copy_(log_odds[_places(job)])
     return Trainer(model, world, OptimizerConfig(student.dense_learning_rate, student.table_learning_rate))
 
 
@@ -205,9 +209,13 @@ def _places(job: StudentJob) -> list[int]:
     return [names.index(objective) for objective in job.placement.objectives]
 
 
-def _reader(job: StudentJob, store: Store, *, test: bool, batch_requests: int) -> Reader:
+def _positions(job: StudentJob, store: Store, *, test: bool) -> Int64Array:
     period = {"start": job.until_us} if test else {"end": job.until_us}
-    positions = store.select(surfaces=(job.placement.surface,), **period)
+    return store.select(surfaces=(job.placement.surface,), **period)
+
+
+def _reader(job: StudentJob, store: Store, *, test: bool, batch_requests: int) -> Reader:
+    positions = _positions(job, store, test=test)
     limits = job.placement.student.history_limits(job.schema)
     return Reader(store, job.schema, positions, batch_requests, history_limits=limits)
 

@@ -9,7 +9,7 @@ import warnings
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 import numpy as np
 import orjson
@@ -20,7 +20,7 @@ from safetensors.torch import load as from_safetensors
 from eval.artifacts import digests_of, staged_folder, write_file
 from eval.predictions import load_predictions
 from foundation.data.raw import raw_requests
-from foundation.data.schema import Feature, IdFeature, Schema
+from foundation.data.schema import Feature, IdFeature, NumberFeature, Schema
 from foundation.data.store import Store
 from foundation.model.embedding import module_name
 from serving.errors import MismatchError, Problem
@@ -153,7 +153,8 @@ def trained_student(job: StudentJob, store: Store) -> StudentResult:
     result = finished_student(job, store)
     if result is None:
         got = "one of other settings, soft labels or rows" if (job.folder / RESULT_FILE).is_file() else "none"
-        remedy = f"Run `gemcut distill --placement {job.name}` first."
+        seeds = f" --seeds {job.seed + 1}" if job.seed else ""
+        remedy = f"Run `gemcut distill --placement {job.name}{seeds}` first."
         raise MismatchError(Problem(str(job.folder), "a student of this project, trained", got, remedy))
     return result
 
@@ -302,9 +303,14 @@ def manifest_of(job: ExportJob, store: Store, *, result: StudentResult, parity: 
 
 
 def _inputs(features: tuple[Feature, ...]) -> tuple[Input, ...]:
-    return tuple(
-        IdInput(name=feature.name, table=feature.table_name)
-        if isinstance(feature, IdFeature)
-        else NumberInput(name=feature.name, rule=feature.rule)
-        for feature in features
-    )
+    return tuple(_input(feature) for feature in features)
+
+
+def _input(feature: Feature) -> Input:
+    match feature:
+        case IdFeature():
+            return IdInput(name=feature.name, table=feature.table_name)
+        case NumberFeature():
+            return NumberInput(name=feature.name, rule=feature.rule)
+        case _:
+            assert_never(feature)

@@ -51,7 +51,7 @@ def label(job: LabelJob, progress: Progress | None = None) -> int:
     checkpoint = newest_checkpoint(foundation.folder)
     _refuse_seen_rows(job)
     with joined_world(foundation.config.training.threads) as world:
-        trainer = build_trainer(foundation, world)
+        trainer = build_trainer(foundation, world, store)
         manifest = read_manifest(checkpoint)
         check_identity(checkpoint, manifest, run_identity(foundation, store.fingerprint))
         learned_to = load_checkpoint(checkpoint, tensors=trainer.tensors())["recorder"]["learned_to"]

@@ -36,6 +36,15 @@ class SurfaceObjectiveHeads(nn.Module):
         self.register_buffer("order", order, persistent=False)
         self.register_buffer("exists", torch.from_numpy(schema.head_exists()), persistent=False)
 
+    def start_at(self, log_odds: Tensor) -> None:
+        """Let every head begin at its objective's log odds, [K]."""
+        num_prompt = self.prompt.num_objectives
+        first, last = log_odds[self.order.argsort()].split([num_prompt, len(log_odds) - num_prompt])
+        with torch.no_grad():
+            self.prompt.shared.bias.copy_(first)
+            if self.late is not None:
+                self.late.shared.bias.copy_(last)
+
     def forward(self, trunk: Tensor, surfaces: Tensor) -> Tensor:
         """[C, D] trunk, [C] surface of each candidate → [C, K] logits, NaN where the pair does not exist."""
         logits = self.prompt(trunk, surfaces)

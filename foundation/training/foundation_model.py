@@ -20,6 +20,7 @@ from foundation.data.batch import Float32Array, RequestBatch
 from foundation.data.reader import Reader
 from foundation.data.schema import Schema
 from foundation.data.store import Store
+from foundation.model.heads import SurfaceObjectiveHeads
 from foundation.model.recipes import RECIPES
 from foundation.parallel.reduce import of_all_ranks
 from foundation.parallel.world import World, joined_world
@@ -27,6 +28,7 @@ from foundation.soft_labels import NOTHING_LEARNED, SoftLabelWriter, Teacher
 from foundation.training.checkpoint import Identity
 from foundation.training.labels import settled_labels
 from foundation.training.loss import masked_cross_entropy
+from foundation.training.prior import first_log_odds
 from foundation.training.stream import CheckpointPolicy, Progress, StreamReport, learn
 from foundation.training.trainer import OptimizerConfig, Trainer
 from serving.errors import Problem, UserError
@@ -68,7 +70,7 @@ def run_identity(job: FoundationJob, data_fingerprint: str) -> Identity:
     return Identity(run=run, schema_digest=job.schema.schema_digest(), data_fingerprint=data_fingerprint)
 
 
-def build_trainer(job: FoundationJob, world: World) -> Trainer:
+def build_trainer(job: FoundationJob, world: World, store: Store) -> Trainer:
     """The model of the job's recipe with its first parameters, spread over the ranks."""
     torch.manual_seed(job.config.training.seed)
     training = job.config.training
@@ -78,7 +80,11 @@ def build_trainer(job: FoundationJob, world: World) -> Trainer:
         weight_decay=training.weight_decay,
         gradient_clip=training.gradient_clip,
     )
-    return Trainer(RECIPES[job.config.model.recipe](job.schema, job.config.model), world, rates)
+    model = RECIPES[job.config.model.recipe](job.schema, job.config.model)
+    log_odds = first_log_odds(store, job.schema, store.select(end=job.until_us), job.until_us)
+    for heads in (module for module in model.modules() if isinstance(module, SurfaceObjectiveHeads)):
+        heads.start_at(log_odds)
+    return Trainer(model, world, rates)
 
 
 def train_foundation(job: FoundationJob, progress: Progress | None = None) -> FoundationReport:
@@ -89,7 +95,7 @@ def train_foundation(job: FoundationJob, progress: Progress | None = None) -> Fo
     """
     store = Store.open(job.store, job.schema, verify=True)
     with joined_world(job.config.training.threads) as world:
-        trainer = build_trainer(job, world)
+        trainer = build_trainer(job, world, store)
         identity = run_identity(job, store.fingerprint)
         weights = torch.tensor([o.weight for o in job.schema.objectives.values()], device=world.device)
 

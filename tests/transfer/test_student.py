@@ -40,10 +40,10 @@ def served(job, store):
 
 
 @pytest.fixture(scope="module")
-def trained(job):
+def trained(job, store):
     """The trained student on its TorchRec tables: a function of a batch."""
     with joined_world(1) as world:
-        trainer = build_student(job, world)
+        trainer = build_student(job, world, store)
         load_checkpoint(list_checkpoints(job.folder / "checkpoints")[-1], tensors=trainer.tensors())
         yield lambda batch: torch.sigmoid(trainer.score(to_tensors(batch, world.device))[0]).numpy()
 

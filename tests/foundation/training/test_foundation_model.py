@@ -97,7 +97,7 @@ def test_scores_are_those_of_a_model_that_learned_the_earlier_batches_only(never
     labels = soft_labels_of(never_stopped, log, job)
     weights = torch.tensor([objective.weight for objective in log.schema.objectives.values()])
     with joined_world(1) as world:
-        trainer = build_trainer(job, world)
+        trainer = build_trainer(job, world, log.store)
         for batch in batches(log, job)[:7]:
             tensors = to_tensors(batch, world.device)
             fresh = trainer.score(tensors).numpy()

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.distributed
 def begun(job, log):
     """A checkpoint before the first step, so that all start from the same tables, however they are spread."""
     with joined_world(1) as world:
-        trainer = build_trainer(job, world)
+        trainer = build_trainer(job, world, log.store)
         positions = log.store.select(end=job.until_us)
         with Reader(log.store, log.schema, positions, job.config.training.batch_requests) as reader:
             state = {"reader": reader.state_dict(), "recorder": ProgressiveRecorder(job, world).state()}
@@ -49,7 +49,7 @@ def outcome(job, log):
         run=identity.run,
     )
     with joined_world(1) as world:
-        trainer = build_trainer(job, world)
+        trainer = build_trainer(job, world, log.store)
         tensors = trainer.tensors()
         state = load_checkpoint(list_checkpoints(job.folder / "checkpoints")[-1], tensors=tensors)
         recorder = ProgressiveRecorder(job, world)
