@@ -22,7 +22,7 @@ import orjson
 
 from eval.mlflow_sync import LONGEST_NAME, SPOOL_FILE, escape_name, read_entries, sync
 
-__all__ = ["Status", "Tracker", "sync", "tracking_id", "tracking_uri"]
+__all__ = ["SPOOL_FILE", "Status", "Tracker", "sync", "tracking_id", "tracking_uri"]
 
 log = logging.getLogger(__name__)
 

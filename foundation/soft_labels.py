@@ -18,6 +18,7 @@ from eval.artifacts import FileDigest, digests_of, fingerprint, verify_files, wr
 from serving.errors import MismatchError, Problem
 
 MANIFEST_FILE = "manifest.json"
+TRAIN_REMEDY = "Run `gemcut train`."
 NOTHING_LEARNED = int(np.iinfo(np.int64).min)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from enum import StrEnum
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from serving.errors import Problem, ProjectError, UserError
 
 USAGE = 3
 INTERRUPTED = 130
+NAMES, VALUES = "a command and options that exist", "a valid option value or argument"
 HELP = "`gemcut --help` lists the commands, `gemcut COMMAND --help` their options."
 
 
@@ -24,6 +26,12 @@ class Dataset(StrEnum):
 
     complete_journey = "complete_journey"
     synthetic = "synthetic"
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        sys.stdout.write(f"gemcut {metadata.version('gemcut')}\n")
+        raise typer.Exit
 
 
 app = typer.Typer(
@@ -54,11 +62,22 @@ def main() -> None:
         sys.exit(USAGE)
     except typer.TyperException as error:
         if text := error.format_message():  # none where no command was named: then the help is on the screen
-            screen.problems(ProjectError(Problem("command line", "a command and options that exist", text, HELP)))
+            expected = NAMES if text.startswith("No such") else VALUES
+            screen.problems(ProjectError(Problem("command line", expected, text, HELP)))
         sys.exit(USAGE)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     sys.exit(code)
+
+
+@app.callback()
+def _gemcut(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -169,7 +188,7 @@ def gate(
     project: ProjectOption = PROJECT,
     placement: PlacementOption = None,
     every: AllOption = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of arrivals and of the draw of requests.")] = 0,
+    seed: Annotated[int, typer.Option("--load-seed", min=0, help="Of arrivals and of the draw of requests.")] = 0,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -198,6 +217,15 @@ def evaluate(
     loaded, screen = _begin(project, overrides, as_json)
     chosen = _placements(loaded, placement, every)
     screen.result(run(loaded, screen, placements=chosen), following=_open_tracking(loaded))
+
+
+@app.command()
+def sync(*, project: ProjectOption = PROJECT, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+    """Deliver to MLflow what tracking kept while the server did not answer."""
+    from gemcut.commands.sync import sync as run
+
+    loaded, screen = _begin(project, overrides, as_json)
+    screen.result(run(loaded, screen), following=_open_tracking(loaded))
 
 
 @app.command()

@@ -75,8 +75,8 @@ Unlike in YAML 1.1, `no` and `on` are text, and `1e-3` is a number.
 **Change one value** without editing the file: `--set foundation.model.width=64`,
 `--set data.impressions.context.0.column=store_id`. The value is YAML; places in a list count from 0.
 
-**The file as it was understood**, with every default written out, goes with its digest (sha256) into every run,
-checkpoint and bundle.
+**The file as it was understood**, with every default written out, is `project.resolved.yaml` in the folder of every
+tracked run and among its artifacts. Its digest (sha256) is a tag of the run and stands in every bundle.
 """
 
 _PLAIN = {

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from eval.artifacts import write_file
 from eval.tracking import Tracker, tracking_id, tracking_uri
 from gemcut.project import LoadedProject
 from gemcut.workspace import Workspace
+
+RESOLVED_FILE = "project.resolved.yaml"
 
 
 def uri_of(loaded: LoadedProject) -> str:
@@ -15,9 +18,13 @@ def uri_of(loaded: LoadedProject) -> str:
 
 
 def start_run(loaded: LoadedProject, folder: Path, *, name: str) -> Tracker:
-    """The run that is tracked in a folder; any but the foundation model's is its child."""
+    """The run that is tracked in a folder; any but the foundation model's is its child.
+
+    The project as it was understood lies in the folder as `project.resolved.yaml`, and is the run's first artifact.
+    """
     foundation = Workspace(loaded).foundation
-    return Tracker.start(
+    write_file(folder / RESOLVED_FILE, loaded.project.to_yaml().encode())
+    tracker = Tracker.start(
         folder,
         uri=uri_of(loaded),
         experiment=loaded.project.tracking.experiment or loaded.project.name,
@@ -25,3 +32,5 @@ def start_run(loaded: LoadedProject, folder: Path, *, name: str) -> Tracker:
         parent=None if folder == foundation else tracking_id(foundation),
         tags={"gemcut.project_digest": loaded.digest},
     )
+    tracker.log_artifact(folder / RESOLVED_FILE)
+    return tracker

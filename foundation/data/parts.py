@@ -56,7 +56,8 @@ def write_parts(staging: Staging) -> Iterator[float]:
 def check_row_ids(staging: Staging) -> None:
     """Refuse a row id that occurs twice in the store."""
     source = staging.sources["impressions"]
-    parts = f"read_parquet({quote(str(staging.store / 'requests' / '*.parquet'))})"
+    files = sorted((staging.store / "requests").glob("*.parquet"))
+    parts = f"read_parquet([{', '.join(quote(str(file)) for file in files)}])"
     twice = f"SELECT id FROM (SELECT unnest(row_id) AS id FROM {parts}) GROUP BY id HAVING count(*) > 1"
     with readable(source.files):
         count, example = staging.connection.execute(f"SELECT count(*), min(id) FROM ({twice})").fetchone() or (0, None)

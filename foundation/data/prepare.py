@@ -28,6 +28,7 @@ from foundation.data.store import StoreManifest, content_digest, read_manifest, 
 from serving.errors import DataError, Problem, UserError
 
 Progress = Callable[[float, str], None]
+ALREADY = "already prepared from these tables"
 
 
 def prepare(
@@ -62,7 +63,7 @@ def prepare(
     partial = target.with_name(f"{target.name}.partial")
     if (made := _finished(target, inputs)) is not None:
         shutil.rmtree(partial, ignore_errors=True)
-        say(1.0, "already prepared from these tables")
+        say(1.0, ALREADY)
         return made
     with disk_errors(partial), _workplace(partial, inputs, say):
         _make(schema, sources, partial, memory=memory, threads=threads, say=say)

@@ -207,7 +207,7 @@ def _footers(
     where: str, root: Path, pattern: str, *, problems: list[Problem]
 ) -> tuple[list[Path], list[pa.Schema], int]:
     """Files of a pattern, their schemas, and the number of rows; what is wrong is added to `problems`."""
-    files = [Path(file) for file in sorted(glob.glob(str(root / pattern), recursive=True))]  # noqa: PTH207 - absolute too
+    files = [root / file for file in sorted(glob.glob(pattern, root_dir=root, recursive=True))]  # noqa: PTH207 - absolute too
     if not files:
         remedy = "Correct the path; it is relative to the project file."
         problems.append(Problem(where, "a parquet file or a pattern of some", f"no file fits {pattern!r}", remedy))

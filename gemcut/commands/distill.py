@@ -28,6 +28,7 @@ def distill(
     from transfer.distill import ARMS, train_student
 
     space = Workspace(loaded)
+    _check_inputs(space, placements)
     jobs = [
         (f"{placement} seed {seed} {arm}", space.student_job(placement, seed, arm))
         for placement in placements
@@ -50,3 +51,19 @@ def distill(
             + (f"  soft labels on {result.soft_label_coverage:.1%}" if result.soft_label_coverage else "")
         )
     return {name: {"weights": result.weights_digest, "seconds": result.seconds} for name, result in results.items()}
+
+
+def _check_inputs(space: Workspace, placements: Sequence[str]) -> None:
+    """What every job needs of earlier steps, looked at once, so that one mistake is told once and at the start."""
+    from foundation.data.store import Store
+    from foundation.soft_labels import check_soft_labels
+
+    project = space.loaded.project
+    store = Store.open(space.store, project)
+    if any(project.placements[name].transfer.soft_labels is not None for name in placements):
+        check_soft_labels(
+            space.progressive_labels,
+            data_fingerprint=store.fingerprint,
+            schema_digest=project.schema_digest(),
+            remedy="Run `gemcut train`.",
+        )

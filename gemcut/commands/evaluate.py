@@ -83,6 +83,7 @@ def _teacher(space: Workspace) -> SoftLabels:
         data_fingerprint=identity.data_fingerprint,
         schema_digest=identity.schema_digest,
         run=identity.run,
+        remedy="Run `gemcut label`.",
     )
 
 
@@ -103,7 +104,8 @@ def _evidence(space: Workspace, placement: str, teacher: SoftLabels) -> _Evidenc
     if bundle is None and (space.bundles(placement) / CURRENT_FILE).is_file():
         reasons["parity"] = "the bundle is of an earlier student: run `gemcut export` again"
     if verdict is None and space.verdict(placement).is_file():
-        reasons["latency"] = reasons["verdict"] = "the verdict is on another bundle or budget: run `gemcut gate` again"
+        note = "the verdict is on another bundle or budget, or of another version: run `gemcut gate` again"
+        reasons["latency"] = reasons["verdict"] = note
     return _Evidence(seeds, served, bundle.manifest if bundle else None, verdict, reasons)
 
 
@@ -123,12 +125,17 @@ def _bundle(space: Workspace, store: Store, placement: str) -> Bundle | None:
 
 def _verdict(space: Workspace, placement: str, bundle: Bundle | None) -> Verdict | None:
     """The newest verdict, if it is on this very bundle and budget: quality and latency are of the same files."""
+    from pydantic import ValidationError
+
     from serving.gate.report import Verdict
 
     file = space.verdict(placement)
     if bundle is None or not file.is_file():
         return None
-    verdict = Verdict.model_validate_json(file.read_bytes())
+    try:
+        verdict = Verdict.model_validate_json(file.read_bytes())
+    except ValidationError:  # no JSON, or of another version of gemcut
+        return None
     budget = space.loaded.project.placements[placement].budget
     return verdict if (verdict.record.bundle_digest, verdict.budget) == (bundle.digest, budget) else None
 

@@ -11,14 +11,21 @@ from gemcut.workspace import Workspace
 
 def prepare(loaded: LoadedProject, screen: Screen, *, memory: str = "4GB", threads: int = 2) -> dict[str, Any]:
     """Make the store, go on making it, or find that it is made."""
+    from foundation.data.prepare import ALREADY
     from foundation.data.prepare import prepare as prepare_store
 
     target = Workspace(loaded).store
+    told: list[str] = []
     with screen.progress("prepare") as tell:
-        manifest = prepare_store(loaded.project, loaded.root, target, memory=memory, threads=threads, progress=tell)
+
+        def listen(fraction: float, words: str) -> None:
+            told.append(words)
+            tell(fraction, words)
+
+        manifest = prepare_store(loaded.project, loaded.root, target, memory=memory, threads=threads, progress=listen)
     screen.say(
         f"[green]store[/green] {target}: {manifest.num_requests:,} requests, {manifest.num_rows:,} rows, "
         f"{sum(manifest.num_events.values()):,} events, {manifest.num_users:,} users, {manifest.num_items:,} items; "
-        f"fingerprint {manifest.fingerprint[:12]}"
+        f"fingerprint {manifest.fingerprint[:12]}" + (f"; {ALREADY}" if told[-1] == ALREADY else "")
     )
     return {"store": str(target), "fingerprint": manifest.fingerprint, "num_rows": manifest.num_rows}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from serving.gate.measure import Timings
 from serving.gate.policy import Budget
 from serving.gate.rule import Decision, Outcome, Plan, decide
 
+FORMAT = 1
 NUM_BLOCKS = 5
 _HOPELESS = 2.0  # a neighbour on the same core does not halve the speed of every single request
 _EXIT_CODES: dict[Outcome, int] = {"PASS": 0, "FAIL": 1, "INVALID": 2}
@@ -50,6 +52,7 @@ class Record(Part):
 class Verdict(Part):
     """PASS, FAIL or INVALID, with reasons and record."""
 
+    format: Literal[1] = FORMAT
     verdict: Outcome
     reasons: tuple[str, ...]
     further_clean_requests: int = Field(

@@ -11,7 +11,7 @@ from gemcut.cli import app, main
 from gemcut.console import Screen
 from serving.errors import Problem, UserError
 
-COMMANDS = ["validate", "prepare", "train", "label", "distill", "export", "gate", "evaluate", "demo"]
+COMMANDS = ["validate", "prepare", "train", "label", "distill", "export", "gate", "evaluate", "sync", "demo"]
 
 
 @pytest.fixture
