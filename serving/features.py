@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from serving.ages import age_days
 from serving.errors import Problem, RequestError, did_you_mean, listed, shortened
 from serving.ids import IdSpace, Int64Array, encode_ints, encode_strings
-from serving.manifest import IdInput, Input, Manifest
+from serving.manifest import IdInput, Input, Manifest, NumberInput
 from serving.numbers import encode_numbers
 
 FloatArray = NDArray[np.float32]
@@ -126,12 +126,15 @@ def encode_columns(columns: Columns, group: Group, *, tables: Mapping[str, IdSpa
     for feature in group.features:
         column, where = columns[feature.name], f"{group.where}.{feature.name}"
         try:
-            if isinstance(feature, IdInput):
-                ids[:, at_id] = _encode_ids(column, feature.table, space=tables[feature.table], where=where)
-                at_id += 1
-            else:
-                numbers[:, at_number] = encode_numbers(_raw_numbers(column, where), feature.rule)
-                at_number += 1
+            match feature:
+                case IdInput():
+                    ids[:, at_id] = _encode_ids(column, feature.table, space=tables[feature.table], where=where)
+                    at_id += 1
+                case NumberInput():
+                    numbers[:, at_number] = encode_numbers(_raw_numbers(column, where), feature.rule)
+                    at_number += 1
+                case _:
+                    assert_never(feature)
         except RequestError as error:
             problems.extend(error.problems)
     if problems:

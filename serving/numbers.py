@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
+
+TRANSFORMS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
+    "identity": lambda x: x,
+    "log1p": lambda x: np.sign(x) * np.log1p(np.abs(x)),
+}
 
 
 class NumberRule(BaseModel):
@@ -41,9 +47,7 @@ def encode_numbers(values: NDArray[np.floating], rule: NumberRule) -> NDArray[np
     """
     raw = np.asarray(values, dtype=np.float64)
     known = np.isfinite(raw)
-    x = np.where(known, raw, 0.0)
-    if rule.transform == "log1p":
-        x = np.sign(x) * np.log1p(np.abs(x))
+    x = TRANSFORMS[rule.transform](np.where(known, raw, 0.0))
     with np.errstate(over="ignore"):  # beyond float64 is infinite, which clips as it should
         x = np.clip((x - rule.shift) / rule.scale, -rule.clip, rule.clip)
     return np.where(known, x, 0.0).astype(np.float32)

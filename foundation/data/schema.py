@@ -228,5 +228,5 @@ def ids_of(features: tuple[Feature, ...]) -> tuple[IdFeature, ...]:
 
 
 def numbers_of(features: tuple[Feature, ...]) -> tuple[NumberFeature, ...]:
-    """The numeric ones, in order: the columns of a number matrix."""
-    return tuple(feature for feature in features if isinstance(feature, NumberFeature))
+    """All others, so that none is in no matrix: the numeric ones, in order, the columns of a number matrix."""
+    return tuple(feature for feature in features if not isinstance(feature, IdFeature))

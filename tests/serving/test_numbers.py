@@ -1,6 +1,7 @@
 """Numeric features against the formula in Python's floats."""
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -8,11 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from serving.numbers import NumberRule, encode_numbers
+from serving.numbers import TRANSFORMS, NumberRule, encode_numbers
+
+FORMULAS = {
+    "identity": lambda x: x,
+    "log1p": lambda x: math.copysign(math.log1p(abs(x)), x),
+}
 
 rules = st.builds(
     NumberRule,
-    transform=st.sampled_from(["identity", "log1p"]),
+    transform=st.sampled_from(sorted(TRANSFORMS)),
     shift=st.floats(-1e6, 1e6),
     scale=st.floats(1e-6, 1e6),
     clip=st.floats(1e-3, 1e6),
@@ -22,8 +28,12 @@ rules = st.builds(
 def slow(value, rule):
     if not math.isfinite(value):
         return 0.0
-    x = math.copysign(math.log1p(abs(value)), value) if rule.transform == "log1p" else value
+    x = FORMULAS[rule.transform](value)
     return min(max((x - rule.shift) / rule.scale, -rule.clip), rule.clip)
+
+
+def test_a_rule_names_every_transform_and_no_other():
+    assert set(get_args(NumberRule.model_fields["transform"].annotation)) == set(TRANSFORMS)
 
 
 @given(st.lists(st.floats()), rules)
