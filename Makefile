@@ -20,9 +20,10 @@ test: check ## everything that has to pass before a change lands
 check: setup ## format, lint, import contracts, types, tests; stops at the first kind that fails
 	@$(PYTHON) scripts/check.py
 
-fix: setup ## write formatting and the lint fixes that are safe
+fix: setup ## write formatting, the lint fixes that are safe, and docs/project-file.md
 	@$(PYTHON) -m ruff check --fix --exit-zero --quiet .
 	@$(PYTHON) -m ruff format .
+	@$(PYTHON) -m gemcut.reference
 
 constraints: setup ## write the versions of .venv to constraints.txt
 	@$(PYTHON) scripts/freeze.py

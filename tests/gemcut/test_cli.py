@@ -1,8 +1,10 @@
 """The command line as a user meets it: exit codes, what is said, and the one JSON document for machines."""
 
 import json
+import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from gemcut.console import Screen
 from serving.errors import Problem, UserError
 
 COMMANDS = ["validate", "prepare", "train", "label", "distill", "export", "gate", "evaluate", "sync", "demo"]
+NAMES, VALUES = "a command and options that exist", "a valid option value or argument"
 
 
 @pytest.fixture
@@ -42,21 +45,23 @@ def test_every_command_explains_itself(gemcut, command):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "said", "expected"),
     [
-        (["prepair"], "prepare"),
-        (["prepare", "--projct", "x.yaml"], "--project"),
-        (["distill", "--jobs", "many"], "--jobs"),
-        (["distill", "--jobs", "0"], "--jobs"),
-        (["demo", "--data", "mine"], "synthetic"),
-        (["export", "surplus"], "surplus"),
-        (["train", "-p"], "-p"),
+        (["prepair"], "prepare", NAMES),
+        (["prepare", "--projct", "x.yaml"], "--project", NAMES),
+        (["distill", "--jobs", "many"], "--jobs", VALUES),
+        (["distill", "--jobs", "0"], "--jobs", VALUES),
+        (["demo", "--data", "mine"], "synthetic", VALUES),
+        (["export", "surplus"], "surplus", VALUES),
+        (["train", "-p"], "-p", VALUES),
+        (["gate", "--seed", "1"], "--load-seed", NAMES),
     ],
 )
-def test_a_command_line_that_means_nothing_is_a_users_mistake_with_a_hint(gemcut, arguments, said):
+def test_a_command_line_that_means_nothing_is_a_users_mistake_with_a_hint(gemcut, arguments, said, expected):
     code, out, err = gemcut(*arguments)
     assert (code, out) == (3, "")
     assert said in err
+    assert f"expected {expected}" in err
     assert "--help" in err
 
 
@@ -169,6 +174,23 @@ def test_what_a_step_needs_of_an_earlier_one_is_asked_for(gemcut, tiny, tmp_path
     code, _, err = gemcut(command, "-p", project.path, *(["--all"] if command != "label" else []))
     assert code == 3
     assert remedy in err
+    assert set(re.findall(r"`(gemcut [a-z]+)", err)) == {remedy}, "one command helps, and no other is named"
+
+
+def test_a_seed_that_was_not_trained_is_asked_for(gemcut, tiny):
+    code, _, err = gemcut("export", "-p", tiny.path, "--placement", "related_click", "--seed", "2")
+    assert code == 3
+    assert "`gemcut distill --placement related_click --seeds 3`" in err
+
+
+def test_a_store_that_is_made_is_said_to_be(gemcut, tiny):
+    for json_too in ([], ["--json"]):
+        _, _, err = gemcut("prepare", "-p", tiny.path, *json_too)
+        assert err.splitlines()[-2].endswith("already prepared from these tables")
+
+
+def test_the_version_is_that_of_the_package(gemcut):
+    assert gemcut("--version")[1] == f"gemcut {metadata.version('gemcut')}\n"
 
 
 def test_the_module_is_the_program():

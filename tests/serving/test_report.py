@@ -132,6 +132,9 @@ def test_blocks_part_the_run_by_time_and_show_where_the_misses_were():
 def test_a_verdict_survives_json():
     found = verdict(BAD)
     assert Verdict.model_validate_json(found.model_dump_json()) == found
+    assert found.model_dump()["format"] == 1
+    with pytest.raises(ValidationError):
+        Verdict.model_validate_json(found.model_dump_json().replace('"format":1', '"format":2'))
     assert (found.median_candidates, found.max_candidates, found.num_warm_up) == (5, 9, 1)
     assert verdict(GOOD).exit_code == 0
 

@@ -202,6 +202,25 @@ def test_a_job_is_done_again_when_anything_that_decides_it_has_changed(job_of, k
     assert served_student(changed, store) is not None
 
 
+def without_a_field(result):
+    return {name: value for name, value in result.items() if name != "teacher"}
+
+
+@pytest.mark.parametrize(
+    "change", [without_a_field, lambda result: result | {"later": 1}, lambda _: [1], lambda _: None], ids=range(4)
+)
+def test_a_result_of_another_version_counts_as_not_done(tiny, tmp_path, change):
+    kept = tiny.space().student_job("search_conversion", 0, "student")
+    job = dataclasses.replace(kept, folder=shutil.copytree(kept.folder, tmp_path / "student"))
+    store, file = Store.open(job.store, job.schema), job.folder / RESULT_FILE
+    result = orjson.loads(file.read_bytes())
+    assert finished_student(job, store) is not None
+    file.write_bytes(orjson.dumps(change(result)))
+    assert finished_student(job, store) is None
+    file.write_bytes(orjson.dumps(result)[:-1])
+    assert finished_student(job, store) is None
+
+
 def test_what_other_settings_left_is_gone_before_the_new_student_is_there(job_of, known, tmp_path):
     train_student(job_of())
     leaking = write_labels(tmp_path / "labels", known, cutoffs=np.full(len(known[0].row_ids), 2**60))
