@@ -54,9 +54,7 @@ class Comparison:
         auc_twin: that of the twin.
         auc_teacher: that of the teacher; None without one.
         student_minus_twin: NE difference: what transfer brought.
-        student_minus_teacher: NE difference: what is still missing; None without a teacher.
         twin_minus_teacher: NE difference: what there was to bring; None without a teacher.
-        auc_student_minus_twin: AUC difference.
         transfer_ratio: gap share.
     """
 
@@ -69,9 +67,7 @@ class Comparison:
     auc_twin: float
     auc_teacher: float | None
     student_minus_twin: Interval
-    student_minus_teacher: Interval | None
     twin_minus_teacher: Interval | None
-    auc_student_minus_twin: Interval
     transfer_ratio: TransferRatio
 
 
@@ -91,6 +87,24 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
+class Difference(Estimate):
+    """A mean difference over seeds, and how far it may be from the truth.
+
+    Attributes:
+        low: two standard errors below the mean; for a single seed the lower end of its paired interval over users.
+        high: upper end, likewise.
+    """
+
+    low: float
+    high: float
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether 0 is out of reach; not where there is no interval."""
+        return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True, slots=True)
 class SeedComparison:
     """Means over several seeds; names as in `Comparison`."""
 
@@ -101,7 +115,7 @@ class SeedComparison:
     auc_student: Estimate
     auc_twin: Estimate
     auc_teacher: Estimate | None
-    student_minus_twin: Estimate
+    student_minus_twin: Difference
     transfer_ratio: TransferRatio
 
 
@@ -126,10 +140,9 @@ def compare(
     once = np.ones((1, num_users))
     ne_values, auc_values = ({name: float(f(once)[0]) for name, f in group.items()} for group in (ne, auc))
     gained = bootstrap.interval(difference(ne["student"], ne["twin"]), num_users)
-    missing = gap = None
+    gap = None
     share = TransferRatio(None, None, None, "no teacher predictions")
     if teacher is not None:
-        missing = bootstrap.interval(difference(ne["student"], ne["teacher"]), num_users)
         gap = bootstrap.interval(difference(ne["twin"], ne["teacher"]), num_users)
         closed = ratio(difference(ne["twin"], ne["student"]), difference(ne["twin"], ne["teacher"]))
         share = _transfer_ratio(bootstrap.interval(closed, num_users), gap.estimate, gap.standard_error)
@@ -143,9 +156,7 @@ def compare(
         auc_twin=auc_values["twin"],
         auc_teacher=auc_values.get("teacher"),
         student_minus_twin=gained,
-        student_minus_teacher=missing,
         twin_minus_teacher=gap,
-        auc_student_minus_twin=bootstrap.interval(difference(auc["student"], auc["twin"]), num_users),
         transfer_ratio=share,
     )
 
@@ -175,7 +186,7 @@ def compare_seeds(comparisons: Sequence[Comparison]) -> SeedComparison:
         auc_student=_estimate([one.auc_student for one in comparisons]),
         auc_twin=_estimate([one.auc_twin for one in comparisons]),
         auc_teacher=_estimate_if_known([one.auc_teacher for one in comparisons]),
-        student_minus_twin=_estimate([one.student_minus_twin.estimate for one in comparisons]),
+        student_minus_twin=_difference([one.student_minus_twin for one in comparisons]),
         transfer_ratio=_transfer_ratio_of_seeds(comparisons),
     )
 
@@ -244,8 +255,17 @@ def _same_rows(tables: dict[str, Predictions], objective: str) -> dict[str, Clus
 
 def _estimate(values: Sequence[float]) -> Estimate:
     number = len(values)
+    if number > 1 and len(set(values)) == 1:  # one teacher for all seeds: rounding in the mean is no spread
+        return Estimate(values[0], 0.0, number)
     error = float(np.std(values, ddof=1) / np.sqrt(number)) if number > 1 else np.nan
     return Estimate(float(np.mean(values)), error, number)
+
+
+def _difference(seeds: Sequence[Interval]) -> Difference:
+    over_seeds = _estimate([one.estimate for one in seeds])
+    mean, reach = over_seeds.mean, 2 * over_seeds.standard_error
+    low, high = (seeds[0].low, seeds[0].high) if len(seeds) == 1 else (mean - reach, mean + reach)
+    return Difference(mean, over_seeds.standard_error, over_seeds.num_seeds, low, high)
 
 
 def _estimate_if_known(values: Sequence[float | None]) -> Estimate | None:

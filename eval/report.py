@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from eval.compare import Estimate, SeedComparison, TransferRatio
+from eval.compare import Estimate, SeedComparison
 from eval.metrics.calibration import CalibrationBin
 from serving.gate.policy import Budget
 
@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 MISSING = "-"
 COLUMNS = ("Placement", "Model", "NE", "AUC", "Transfer", "Parity", "Latency", "Verdict")
 MODELS = ("teacher", "twin", "student")
+MEASURED = ("p50", "p90", "p95", "p99")
 HELP = (
     "NE: normalised entropy; lower is better, 1 is the mean label. ±: standard error over seeds. "
     "Twin: the student without transfer. Transfer: share of the twin's gap to the teacher that the student closes. "
+    "Δ: NE of the student less the twin's, of a single seed its interval over users; where that interval, or two "
+    "standard errors, keep Δ from 0, the student's NE is coloured. "
     "Parity: largest difference between trained and served probabilities."
 )
 
@@ -69,24 +72,45 @@ class PlacementResult:
 
 def table_lines(result: PlacementResult) -> tuple[tuple[str, ...], ...]:
     """The table's text for one placement: three lines (teacher, twin, student), a cell for each of `COLUMNS`."""
-    budget = f"p{100 * result.budget.percentile:g} ≤ {result.budget.limit_ms:g} ms"
+    percentile = f"p{100 * result.budget.percentile:g}"
+    budget = f"{percentile} ≤ {result.budget.limit_ms:g} ms"
+    beside = percentile if percentile in MEASURED else MEASURED[-1]
     tolerance = "" if result.parity_tolerance is None else f"≤ {result.parity_tolerance:.0e}"
     columns = (
         (result.placement, result.objective, f"{result.comparison.num_rows:,} rows" if result.comparison else "- rows"),
         MODELS,
         tuple(_estimate(result.estimate("ne", model)) for model in MODELS),
         tuple(_estimate(result.estimate("auc", model)) for model in MODELS),
-        (*_ratio(result.comparison.transfer_ratio if result.comparison else None), ""),
+        (*_ratio(result.comparison), _difference(result.comparison)),
         (MISSING if result.parity_error is None else f"{result.parity_error:.1e}", tolerance, ""),
-        (*(f"{name} {_milliseconds(result.latency_ms.get(name))}" for name in ("p50", "p99")), budget),
+        (*(f"{name} {_milliseconds(result.latency_ms.get(name))}" for name in ("p50", beside)), budget),
         (result.verdict or MISSING, "", ""),
     )
     return tuple(zip(*columns, strict=True))
 
 
 def notes(result: PlacementResult) -> tuple[str, ...]:
-    """Why values are missing, and why a verdict is not PASS: sentences for below the table."""
-    why = dict(result.reasons)
+    """Why values are missing, and why a verdict is not PASS: sentences for below the table.
+
+    What holds for every objective of a placement names only the placement.
+    """
+    return tuple(
+        f"{name}: {what}: {reason}"
+        for name, found in (
+            (result.title, _notes_of_objective(result)),
+            (result.placement, _notes_of_placement(result)),
+        )
+        for what, reason in found
+    )
+
+
+def distinct_notes(results: Sequence[PlacementResult]) -> tuple[str, ...]:
+    """The notes of all, each once: objectives of one placement share some."""
+    return tuple(dict.fromkeys(note for result in results for note in notes(result)))
+
+
+def _notes_of_objective(result: PlacementResult) -> list[tuple[str, str]]:
+    why = result.reasons
     found: list[tuple[str, str]] = []
     if result.comparison is None:
         found.append(("NE, AUC and transfer", why.get("comparison", "not evaluated")))
@@ -101,6 +125,12 @@ def notes(result: PlacementResult) -> tuple[str, ...]:
             for model in MODELS
             if (value := result.estimate(metric, model)) is not None and not math.isfinite(value.mean)
         ]
+    return found
+
+
+def _notes_of_placement(result: PlacementResult) -> list[tuple[str, str]]:
+    why = result.reasons
+    found: list[tuple[str, str]] = []
     if result.parity_error is None:
         found.append(("parity", why.get("parity", "not exported")))
     if not result.latency_ms:
@@ -109,7 +139,7 @@ def notes(result: PlacementResult) -> tuple[str, ...]:
         found.append(("verdict", why.get("verdict", "not gated")))
     elif result.verdict != "PASS":
         found += [(result.verdict, reason) for reason in result.verdict_reasons]
-    return tuple(f"{result.title}: {what}: {reason}" for what, reason in found)
+    return found
 
 
 def render(results: Sequence[PlacementResult], *, title: str = "Placements") -> Group:
@@ -128,7 +158,7 @@ def render(results: Sequence[PlacementResult], *, title: str = "Placements") -> 
         for model, cells in zip(MODELS, table_lines(result), strict=True):
             styles = [_style(result, column, model) for column in COLUMNS]
             table.add_row(*map(Text, cells, styles), end_section=model == "student")
-    below = [Text(f"- {note}", "yellow") for result in results for note in notes(result)]
+    below = [Text(f"- {note}", "yellow") for note in distinct_notes(results)]
     return Group(table, *below, Text(HELP, "dim"))
 
 
@@ -152,7 +182,8 @@ def _style(result: PlacementResult, column: str, model: str) -> str:
     if column == "Verdict":
         return {"PASS": "bold green", "FAIL": "bold red", "INVALID": "bold yellow"}.get(result.verdict or "", "")
     if column == "NE" and model == "student" and result.comparison is not None:
-        return "bold green" if result.comparison.student_minus_twin.mean < 0 else "bold red"
+        gain = result.comparison.student_minus_twin
+        return "bold" if not gain.is_clear else "bold green" if gain.mean < 0 else "bold red"
     if column in {"Model", "NE", "AUC"}:
         return "bold" if model == "student" else "dim"
     return "bold" if column == "Placement" and model == "teacher" else ""
@@ -161,11 +192,21 @@ def _style(result: PlacementResult, column: str, model: str) -> str:
 def _estimate(value: Estimate | None) -> str:
     if value is None or not math.isfinite(value.mean):
         return MISSING
-    spread = f" ±{value.standard_error:.4f}" if math.isfinite(value.standard_error) else ""
-    return f"{value.mean:.4f}{spread}"
+    known = math.isfinite(value.standard_error) and value.standard_error != 0
+    return f"{value.mean:.4f} ±{value.standard_error:.4f}" if known else f"{value.mean:.4f}"
 
 
-def _ratio(ratio: TransferRatio | None) -> tuple[str, str]:
+def _difference(comparison: SeedComparison | None) -> str:
+    if comparison is None or not math.isfinite(comparison.student_minus_twin.mean):
+        return ""
+    value = comparison.student_minus_twin
+    if value.num_seeds == 1 and math.isfinite(value.low):
+        return f"Δ {value.low:.4f} to {value.high:.4f}"
+    return f"Δ {_estimate(value)}"
+
+
+def _ratio(comparison: SeedComparison | None) -> tuple[str, str]:
+    ratio = comparison.transfer_ratio if comparison else None
     if ratio is None or ratio.value is None:
         return MISSING, ""
     known = ratio.low is not None and ratio.high is not None and math.isfinite(ratio.low) and math.isfinite(ratio.high)

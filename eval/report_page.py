@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eval.artifacts import write_file, write_json
-from eval.report import COLUMNS, HELP, MODELS, PlacementResult, as_json, notes, table_lines
+from eval.report import COLUMNS, HELP, MODELS, PlacementResult, as_json, distinct_notes, table_lines
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -48,7 +48,7 @@ def write_report(results: Sequence[PlacementResult], folder: Path, *, title: str
 
 def page(results: Sequence[PlacementResult], *, title: str) -> str:
     """HTML of the report; it expects `plotly.min.js` in its own folder."""
-    below = "".join(f"<li>{escape(note)}</li>" for result in results for note in notes(result))
+    below = "".join(f"<li>{escape(note)}</li>" for note in distinct_notes(results))
     plots = [
         ("ne", "Normalised entropy", ne_figure(results)),
         ("calibration", "Calibration", calibration_figure(results)),

@@ -56,7 +56,7 @@ def test_numbers_are_those_of_each_table_and_differences_are_theirs() -> None:
     assert result.student_minus_twin.estimate == pytest.approx(ne["student"] - ne["twin"])
     assert result.transfer_ratio.value == pytest.approx((ne["twin"] - ne["student"]) / (ne["twin"] - ne["teacher"]))
     areas = {name: auc(t.labels["click"], t.probabilities["click"]) for name, t in tables.items()}
-    assert result.auc_student_minus_twin.estimate == pytest.approx(areas["student"] - areas["twin"])
+    assert [result.auc_student, result.auc_twin, result.auc_teacher] == pytest.approx(list(areas.values()))
     assert result.student_minus_twin.high < 0
     assert result.transfer_ratio.low is not None
     assert result.transfer_ratio.high is not None
@@ -126,7 +126,12 @@ def test_seeds_are_averaged_and_their_spread_is_the_standard_error() -> None:
     gaps = sum(one.ne_twin - one.ne_teacher for one in seeds if one.ne_teacher is not None)
     assert result.transfer_ratio.value == pytest.approx(gains / gaps)
     assert result.ne_teacher is not None
-    assert result.ne_teacher.standard_error == pytest.approx(0, abs=1e-12)
+    assert result.ne_teacher.standard_error == 0, "one teacher for all seeds"
+    differences = [one.ne_student - one.ne_twin for one in seeds]
+    middle = sum(differences) / 3
+    reach = 2 * math.sqrt(sum((value - middle) ** 2 for value in differences) / 2 / 3)
+    found = result.student_minus_twin
+    assert (found.low, found.high) == pytest.approx((middle - reach, middle + reach))
 
 
 def test_one_seed_has_no_seed_error_and_keeps_its_own_ratio() -> None:
@@ -134,6 +139,11 @@ def test_one_seed_has_no_seed_error_and_keeps_its_own_ratio() -> None:
     result = compare_seeds([only])
     assert math.isnan(result.ne_student.standard_error)
     assert result.transfer_ratio == only.transfer_ratio
+    paired = only.student_minus_twin
+    assert (result.student_minus_twin.low, result.student_minus_twin.high) == (paired.low, paired.high)
+    assert result.student_minus_twin.is_clear
+    same = compare(predictions(0.6), predictions(0.6), None, objective="click")
+    assert not compare_seeds([same]).student_minus_twin.is_clear
 
 
 def test_seeds_that_disagree_on_the_gap_give_no_ratio() -> None:
