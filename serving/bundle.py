@@ -90,7 +90,8 @@ def parse_manifest(content: bytes, *, where: str = MANIFEST_FILE) -> Manifest:
 
 def _validation_problem(where: str, detail: Any) -> Problem:
     path = ".".join(str(part) for part in detail["loc"])
-    return Problem(f"{where}: {path}", detail["msg"], repr(detail["input"])[:80], "Export the bundle again.")
+    remedy = "Export the bundle again, or upgrade gemcut here."
+    return Problem(f"{where}: {path}", detail["msg"], repr(detail["input"])[:80], remedy)
 
 
 def _manifest_bytes(folder: Path) -> bytes:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemcut.project import LoadedProject, Project, load_project
+from gemcut.project import LoadedProject, load_project
 from gemcut.reference import EXAMPLE, PAGE, page
 from gemcut.yaml_file import dump, parse
 from serving.errors import Problem, ProjectError
@@ -499,9 +499,19 @@ def test_the_reference_is_that_of_the_models():
     assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m gemcut.reference`"
 
 
-def test_the_reference_names_every_field_of_the_project():
-    for name in Project.model_fields:
-        assert f"| `{name}` |" in page()
+@pytest.mark.parametrize(
+    "row",
+    [
+        "| `surfaces` | list of text, 1 or more | required | Every surface",
+        "| `unit` | `s` or `ms` or `us` or `ns` | – | Unit of `time`",
+        "| `transform` | `identity` or `log1p` | `identity` | ",
+        "| `delay` | duration, at least 0 | 0 | How long",
+        "| `encoder_events` | whole number, at least 1 | `64` | ",
+        "| `limit_ms` | number, above 0 | required | Latency limit in milliseconds. |",
+    ],
+)
+def test_the_reference_says_what_type_limits_and_default_a_field_has(row):
+    assert f"\n{row}" in page()
 
 
 def test_the_example_of_the_reference_loads(tmp_path):

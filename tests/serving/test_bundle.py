@@ -95,6 +95,14 @@ def test_every_bad_field_of_a_manifest_is_listed(folder):
     assert where == {"surfaces", "opset", "max_candidates"}
 
 
+def test_a_value_of_a_later_version_is_refused_with_both_remedies(folder):
+    later = {"kind": "vector", "name": "later", "size": 8}
+    edit_manifest(folder, lambda manifest: manifest.update(candidate=[*manifest["candidate"], later]))
+    (problem,) = refused(folder)
+    assert "vector" in problem.got
+    assert problem.remedy == "Export the bundle again, or upgrade gemcut here."
+
+
 @pytest.mark.parametrize("name", ["../model.onnx.data", "/etc/hostname", "a/b", "", "..", "c:\\x", "manifest.json"])
 def test_a_listed_file_outside_the_folder_is_refused(folder, name):
     edit_manifest(folder, lambda m: m["files"].update({name: m["files"]["model.onnx"]}))
