@@ -13,7 +13,7 @@ from foundation.data.store import Store
 from foundation.soft_labels import SoftLabelWriter, read_soft_labels
 from gemcut.commands.distill import distill
 from gemcut.console import Screen
-from serving.errors import UserError
+from serving.errors import MismatchError, UserError
 from transfer.distill import RESULT_FILE
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
@@ -56,6 +56,18 @@ def test_a_placement_that_fails_does_not_stop_the_others_and_is_told_at_the_end(
     made = weights_of(project)
     expected = weights_of(tiny)
     assert made == {job: expected[job] for job in JOBS if job != ("search_conversion", "student")}
+
+
+def test_where_no_placement_learns_from_the_teacher_there_need_be_none(tiny, tiny_teacher, tmp_path):
+    project = tiny_teacher.copy(tmp_path / "tiny", without=["foundation", "soft_labels"])
+    with pytest.raises(MismatchError, match="gemcut train"):
+        distill(project.load(), Screen(), placements=["related_click", "search_conversion"])
+    assert weights_of(project) == {}, "nothing was begun"
+    alone = project.load("placements.related_click.transfer.soft_labels=null")
+    distill(alone, Screen(), placements=["related_click"], num_processes=2)
+    twin = weights_of(tiny)["related_click", "twin"]
+    made = weights_of(project)
+    assert made["related_click", "twin"] == twin
 
 
 def test_sigterm_in_the_middle_and_run_again_ends_with_the_same_students(tiny, tiny_teacher, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from eval.predictions import load_predictions
 from foundation.soft_labels import read_soft_labels
 from foundation.training.checkpoint import list_checkpoints, read_manifest
 from gemcut.cli import main
-from gemcut.tracking import uri_of
+from gemcut.project import load_project
+from gemcut.tracking import RESOLVED_FILE, uri_of
 from transfer.distill import PREDICTIONS_FILE, train_student
 from transfer.export import current_bundle
 
@@ -118,7 +120,7 @@ def test_the_figures_are_those_of_the_predictions(project, evaluated, model):
     assert found == pytest.approx(expected, abs=1e-9)
 
 
-def test_mlflow_has_a_run_of_the_foundation_model_and_below_it_one_of_each_placement(project, evaluated):
+def test_mlflow_has_a_run_of_the_foundation_model_and_below_it_one_of_each_placement(project, evaluated, tmp_path):
     from mlflow import MlflowClient
 
     uri = uri_of(project.load())
@@ -131,7 +133,10 @@ def test_mlflow_has_a_run_of_the_foundation_model_and_below_it_one_of_each_place
     assert "mlflow.parentRunId" not in parent.data.tags
     assert parent.data.metrics["progressive/ne/click"] > 0
     assert parent.data.params["model/width"] == "8"
+    resolved = Path(client.download_artifacts(parent.info.run_id, RESOLVED_FILE, str(tmp_path)))
+    assert load_project(resolved).project == project.load().project
     for name, run in runs.items():
+        assert RESOLVED_FILE in [file.path for file in client.list_artifacts(run.info.run_id)]
         assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
         assert run.info.status == "FINISHED"
         expected = evaluated["metrics"][name]["student"]["click"]["normalized_entropy"]["estimate"]
@@ -182,6 +187,18 @@ def test_a_bundle_of_an_earlier_student_is_no_evidence_and_neither_is_its_verdic
     (row,) = report_of(project)
     assert (row["verdict"], row["parity_error"], row["latency_ms"]) == (None, None, {})
     assert any("gemcut export" in note for note in row["notes"])
+    assert any("gemcut gate" in note for note in row["notes"])
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"format": 0}', b"[1]"])
+def test_a_verdict_that_can_not_be_read_is_none_and_must_be_gated_again(tiny, tmp_path, content):
+    project = tiny.copy(tmp_path / "tiny", without=["mlflow.db"])
+    verdict = project.space().verdict("related_click")
+    verdict.parent.mkdir(parents=True, exist_ok=True)
+    verdict.write_bytes(content)
+    assert gemcut("evaluate", "-p", project.path, "--placement", "related_click") == 0
+    (row,) = report_of(project)
+    assert row["verdict"] is None
     assert any("gemcut gate" in note for note in row["notes"])
 
 

@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,6 +94,11 @@ def test_same_tables_same_store_whatever_threads_and_memory(log, tables, options
     manifest = prepare(tables.schema, tables.root, tables.folder, **options)
     assert manifest.fingerprint == log.store.fingerprint
     assert leftovers(tables) == ["store"]
+
+
+def test_characters_of_a_pattern_in_the_folders_name_are_its_name(log, small_row_groups, tmp_path):
+    root = shutil.copytree(log.root, tmp_path / "logs [1-9] of*", ignore=shutil.ignore_patterns("store"))
+    assert prepare(log.schema, root, root / "store").fingerprint == log.store.fingerprint
 
 
 def test_a_finished_store_is_left_alone_and_that_is_said(tables):
