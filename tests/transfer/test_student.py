@@ -185,3 +185,37 @@ def test_an_id_outside_its_table_is_out_of_vocabulary_and_reads_no_neighbours_ro
         for bad in (-1, -(2**63), size, 2**31, 2**62, 2**63 - 1):
             assert torch.equal(said(bad), expected), f"column {column}, id {bad}"
         assert not torch.equal(said(size - 1), expected), f"column {column}: the last row is a row"
+
+
+def test_every_input_moves_what_the_student_says(one, served):
+    """Each column of each input alone; ids of events without a match, which would show by itself, and ages with one."""
+    feeds = {name: torch.as_tensor(array).clone() for name, array in feeds_of(one, 0).items()}
+    rows = {"request_ids": served.request_rows, "candidate_ids": served.candidate_rows}
+    for log in served.logs:
+        rows[f"history_ids.{log}"] = served.event_rows[log]
+        feeds[f"history_ids.{log}"][:, : served.num_item_fields] = OUT_OF_VOCABULARY
+
+    def said(changed):
+        with torch.no_grad():
+            return served(feeds | changed)
+
+    unmoved, num_columns = [], 0
+    for name, value in feeds.items():
+        matched = {}
+        if name.startswith("history_ages."):
+            ids = name.replace("ages", "ids")
+            matched[ids] = feeds[ids].clone()
+            matched[ids][:, : served.num_item_fields] = feeds["candidate_ids"][0, : served.num_item_fields]
+        for column in range(value.shape[1] if value.ndim == 2 else 1):
+            other = value.clone()
+            cells = other[:, column] if value.ndim == 2 else other
+            if name in rows:
+                taken = {*cells.tolist(), *feeds["candidate_ids"].flatten().tolist()}
+                cells.fill_(max(set(range(int(rows[name].sizes[column]))) - taken))
+            else:
+                cells.mul_(8).add_(1)
+            num_columns += 1
+            if torch.equal(said(matched | {name: other}), said(matched)):
+                unmoved.append(f"{name}, column {column}")
+    assert num_columns > len(feeds) > 5
+    assert unmoved == []
