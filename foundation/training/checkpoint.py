@@ -13,7 +13,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 import torch.distributed as dist
@@ -46,6 +46,7 @@ class CheckpointManifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    format: Literal[1] = 1
     step: int
     identity: Identity
     files: dict[str, FileDigest]
