@@ -18,7 +18,7 @@ from eval.artifacts import FileDigest, digests_of, fingerprint, verify_files, wr
 from serving.errors import MismatchError, Problem
 
 MANIFEST_FILE = "manifest.json"
-TRAIN_REMEDY = "Run `gemcut train`."
+TRAIN_REMEDY = "Run `gemcut train`; after a change of the project file or of the store, `gemcut train --fresh`."
 NOTHING_LEARNED = int(np.iinfo(np.int64).min)
 
 

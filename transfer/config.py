@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from foundation.data.schema import Schema, Section
@@ -18,8 +20,10 @@ class StudentConfig(Section):
         le=4096,
         description="Newest events of each log that the student reads, within the log's limit.",
     )
-    hidden: tuple[int, ...] = Field(default=(64, 32), min_length=1, description="Widths of the hidden layers.")
-    batch_requests: int = Field(default=64, ge=1, description="Requests a step.")
+    hidden: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(
+        default=(64, 32), min_length=1, description="Widths of the hidden layers."
+    )
+    batch_requests: int = Field(default=64, ge=1, le=2**31 - 1, description="Requests a step.")
     dense_learning_rate: float = Field(default=1e-3, gt=0, description="AdamW, for everything but the tables.")
     table_learning_rate: float = Field(default=0.05, gt=0, description="Row-wise AdaGrad, for the tables.")
     cooldown: float = Field(

@@ -84,7 +84,7 @@ def export(job: ExportJob) -> Path:
         BundleError: parity was breached.
     """
     student = job.student
-    store = Store.open(student.store, student.schema)
+    store = Store.open(student.store, student.schema, verify=True)
     result = trained_student(student, store)
     model = served_student(student, store)
     predictions = load_predictions(student.folder / PREDICTIONS_FILE, data_fingerprint=store.fingerprint)

@@ -47,7 +47,7 @@ def label(job: LabelJob, progress: Progress | None = None) -> int:
             the rows.
     """
     foundation = job.foundation
-    store = Store.open(foundation.store, foundation.schema)
+    store = Store.open(foundation.store, foundation.schema, verify=True)
     checkpoint = newest_checkpoint(foundation.folder)
     _refuse_seen_rows(job)
     with joined_world(foundation.config.training.threads) as world:

@@ -126,7 +126,7 @@ def _finished(target: Path, inputs: str) -> StoreManifest | None:
     """The manifest of a whole store made from these inputs."""
     try:
         manifest = read_manifest(target)
-        verify_files(target, manifest.files, contents=False)
+        verify_files(target, manifest.files)
     except UserError:
         return None
     return manifest if manifest.input_digest == inputs else None

@@ -59,7 +59,7 @@ def _check_inputs(space: Workspace, placements: Sequence[str]) -> None:
     from foundation.soft_labels import check_soft_labels
 
     project = space.loaded.project
-    store = Store.open(space.store, project)
+    store = Store.open(space.store, project, verify=True)
     if any(project.placements[name].transfer.soft_labels is not None for name in placements):
         check_soft_labels(
             space.progressive_labels,

@@ -92,7 +92,7 @@ def _evidence(space: Workspace, placement: str, teacher: SoftLabels) -> _Evidenc
     from transfer.export import CURRENT_FILE
     from transfer.serve_log import served_predictions
 
-    store = Store.open(space.store, space.loaded.project)
+    store = Store.open(space.store, space.loaded.project, verify=True)
     seeds = tuple(_seeds(space, store, placement, teacher=teacher))
     bundle = _bundle(space, store, placement)
     verdict = _verdict(space, placement, bundle)

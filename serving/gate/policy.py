@@ -21,6 +21,7 @@ class Budget(BaseModel):
     candidates: int | None = Field(
         default=None,
         ge=1,
+        le=2**31 - 1,
         description="Candidates of every measured request; drawn from the placement's own log if absent.",
     )
     min_duration_s: float = Field(default=5.0, ge=0, description="Shortest measured period.")

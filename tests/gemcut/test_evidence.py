@@ -229,3 +229,50 @@ def test_a_changed_store_under_an_old_checkpoint_is_refused_by_name(changed_stor
 def test_a_changed_store_under_old_students_is_refused(changed_store, capsys, command):
     assert gemcut(command, "-p", changed_store.path, "--all") == 3
     assert "problem" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "label", "distill", "export", "evaluate"])
+def test_one_changed_byte_of_the_store_is_refused(tiny, tmp_path, capsys, command):
+    project = tiny.copy(tmp_path / "tiny")
+    part = flip_a_byte(project)
+    every = [] if command in ("train", "label") else ["--all"]
+    assert gemcut(command, "-p", project.path, *every) == 3
+    assert str(part) in capsys.readouterr().err
+
+
+def test_prepare_makes_a_changed_store_again(tiny, tmp_path):
+    project = tiny.copy(tmp_path / "tiny")
+    before = (project.work / "store" / "manifest.json").read_bytes()
+    part = flip_a_byte(project)
+    damaged = part.read_bytes()
+    assert gemcut("prepare", "-p", project.path) == 0
+    assert part.read_bytes() != damaged
+    assert (project.work / "store" / "manifest.json").read_bytes() == before
+
+
+def test_prepare_refuses_what_validate_refuses(tiny, tmp_path, capsys):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    project = tiny.copy(tmp_path / "tiny")
+    shutil.rmtree(project.work)
+    shown = project.root / "data" / "impressions.parquet"
+    table = pq.read_table(shown)
+    users = table["user_id"].to_numpy().copy()
+    users[table["request_id"].to_numpy() == table["request_id"][0].as_py()] = -5
+    place = table.column_names.index("user_id")
+    pq.write_table(table.set_column(place, "user_id", pa.array(users)), shown)
+    assert gemcut("prepare", "-p", project.path) == 3
+    said = capsys.readouterr().err
+    assert "impressions.parquet" in said
+    assert "user_id" in said
+    assert "-5" in said
+    assert not (project.work / "store").exists()
+
+
+def flip_a_byte(project):
+    (part, *_) = sorted((project.work / "store" / "requests").glob("*.parquet"))
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    return part

@@ -242,6 +242,18 @@ SECTIONS = {
         "foundation.model.encoder_events",
         "at most 256 500",
     ),
+    "hidden layer of no width": (
+        "surface: home,",
+        "surface: home, student: {hidden: [0]},",
+        "placements.front.student.hidden.0",
+        "1 0",
+    ),
+    "seed of more than 63 bits": (
+        "name: shop",
+        f"name: shop\nfoundation: {{training: {{seed: {2**63}}}}}",
+        "foundation.training.seed",
+        f"{2**63 - 1} {2**63}",
+    ),
     "heads": ("name: shop", "name: shop\nfoundation: {model: {heads: 3}}", "foundation.model.heads", "divisor 3 32"),
     "budget": (
         "rate_per_s: 100",
@@ -506,7 +518,7 @@ def test_the_reference_is_that_of_the_models():
         "| `unit` | `s` or `ms` or `us` or `ns` | – | Unit of `time`",
         "| `transform` | `identity` or `log1p` | `identity` | ",
         "| `delay` | duration, at least 0 | 0 | How long",
-        "| `encoder_events` | whole number, at least 1 | `64` | ",
+        "| `encoder_events` | whole number, at least 1, at most 16,384 | `64` | ",
         "| `limit_ms` | number, above 0 | required | Latency limit in milliseconds. |",
     ],
 )
