@@ -1,0 +1,69 @@
+"""A ranker without history, for comparison: low-rank cross network beside an MLP, in the same frame as the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from foundation.config import ModelConfig
+from foundation.data.schema import Schema, ids_of, numbers_of
+from foundation.model.embedding import TokenEmbedding
+from foundation.model.heads import SurfaceObjectiveHeads
+from foundation.model.inputs import RequestTensors
+from foundation.model.split import SplitLinear
+
+
+class LowRankCross(nn.Module):
+    """`x' = x0 * (U V x + b) + x`: each layer raises the order of the feature crosses by one.
+
+    Source: DCN-V2 (arXiv 2008.13535, equation 1 with W = U V); no nonlinearity between V and U, no mixture of experts.
+    """
+
+    def __init__(self, width: int, rank: int) -> None:
+        super().__init__()
+        self.down = nn.Linear(width, rank, bias=False)
+        self.up = nn.Linear(rank, width)
+
+    def forward(self, x0: Tensor, x: Tensor) -> Tensor:
+        """[C, D] inputs of the network and [C, D] of the layer → [C, D]."""
+        return torch.addcmul(x, x0, self.up(self.down(x)))
+
+
+class Dcnv2Model(nn.Module):
+    """Logits of every candidate and objective from ids and numbers of the request and the candidate alone.
+
+    The cross network and the MLP (two layers of `hidden`) read the same inputs side by side, and the heads read both.
+    Sizes: `interaction_layers` cross layers of rank `hidden / 2`; the sizes of sequences do not matter.
+
+    Source: DCN-V2 (arXiv 2008.13535), parallel structure. Ours: the request's half of the MLP's first layer is computed
+    once a request.
+    """
+
+    def __init__(self, schema: Schema, config: ModelConfig) -> None:
+        super().__init__()
+        request, candidate = schema.request_features(), schema.candidate_features()
+        self.embedding = TokenEmbedding(schema, (), config.width)
+        self.request_keys = [f"request.{feature.name}" for feature in ids_of(request)]
+        self.candidate_keys = [f"candidate.{feature.name}" for feature in ids_of(candidate)]
+        request_width = len(self.request_keys) * config.width + len(numbers_of(request))
+        candidate_width = len(self.candidate_keys) * config.width + len(numbers_of(candidate))
+        width, rank = candidate_width + request_width, max(1, config.hidden // 2)
+        self.cross = nn.ModuleList(LowRankCross(width, rank) for _ in range(config.interaction_layers))
+        self.first = SplitLinear(candidate_width, request_width, config.hidden)
+        self.second = nn.Linear(config.hidden, config.hidden)
+        self.heads = SurfaceObjectiveHeads(schema, width + config.hidden)
+
+    def forward(self, batch: RequestTensors) -> Tensor:
+        """[C, K] logits; NaN where the (surface, objective) pair does not exist."""
+        owner = batch.request_of_candidate
+        tokens = self.embedding(replace(batch, histories={}))
+        requests = torch.cat([*(tokens[key] for key in self.request_keys), batch.numbers], dim=1)
+        candidates = torch.cat([*(tokens[key] for key in self.candidate_keys), batch.candidate_numbers], dim=1)
+        crossed = inputs = torch.cat([candidates, requests.index_select(0, owner)], dim=1)
+        for layer in self.cross:
+            crossed = layer(inputs, crossed)
+        hidden = functional.relu(self.second(functional.relu(self.first(candidates, requests, owner))))
+        return self.heads(torch.cat([crossed, hidden], dim=1), batch.surfaces[owner])

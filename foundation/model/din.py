@@ -1,0 +1,138 @@
+"""Deep interest network: each candidate weighs the newest events of the history, and an MLP reads their sum."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from foundation.config import ModelConfig
+from foundation.data.schema import Schema, ids_of, numbers_of
+from foundation.model.embedding import TokenEmbedding
+from foundation.model.heads import SurfaceObjectiveHeads
+from foundation.model.inputs import HistoryTensors, RequestTensors
+from foundation.model.layout import Bucket, bucket_by_length, gather_padded, newest, scatter_back, with_zero_row
+from foundation.model.split import SplitLinear
+
+Unit = Literal["mlp", "dot"]
+
+
+class MlpUnit(nn.Module):
+    """Weight of an event for a candidate: `w · relu(W [q ; k ; q - k ; q * k] + b)`, not normalised over events.
+
+    q - k adds nothing to what a linear layer makes of q and k, and `W_p (q * k) = (W_p diag(q)) k`: one matrix product
+    a request over its events, with no [candidates, events, D] tensor.
+
+    Source: DIN (arXiv 1706.06978, section 4.3, figure 2), ReLU in place of PReLU.
+    """
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.of_query = nn.Linear(width, hidden)
+        self.of_key = nn.Linear(width, hidden, bias=False)
+        self.of_product = nn.Linear(width, hidden, bias=False)
+        self.out = nn.Linear(hidden, 1)
+
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        """[b, M, D] candidates and [b, L, D] events → [b, M, L]."""
+        asked = (q.unsqueeze(2) * self.of_product.weight).flatten(1, 2)
+        products = (asked @ k.transpose(1, 2)).unflatten(1, (q.shape[1], -1))
+        sums = products + self.of_query(q).unsqueeze(3) + self.of_key(k).transpose(1, 2).unsqueeze(1)
+        return (self.out.weight @ functional.relu(sums)).squeeze(2) + self.out.bias
+
+
+class DotUnit(nn.Module):
+    """Weight of an event for a candidate: `SiLU(q · k / sqrt(D))`.
+
+    Source: ours; the cheapest unit, and as in `TargetAttention` a pair without likeness weighs nothing.
+    """
+
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        """[b, M, D] candidates and [b, L, D] events → [b, M, L]."""
+        return functional.silu(q @ k.transpose(1, 2) * q.shape[-1] ** -0.5)
+
+
+class HistoryInterest(nn.Module):
+    """One log as each candidate sees it: the weighted sum of its newest events.
+
+    A candidate and an event are compared on their item features, which are in the same tables, in one projection to
+    `2 * width` (ours: on all of them a comparison costs four times as much). The sum is over all that is known of the
+    event: these features, its own, its numbers and the logarithm of its age.
+    """
+
+    def __init__(self, schema: Schema, log: str, config: ModelConfig, *, unit: Unit) -> None:
+        super().__init__()
+        features = schema.event_features(log)
+        self.limit = config.encoder_events
+        self.keys = [f"history.{log}.{feature.name}" for feature in ids_of(features)]
+        self.item_width = len(ids_of(schema.item_features())) * config.width
+        self.width = len(self.keys) * config.width + len(numbers_of(features)) + 1
+        self.compared = nn.Linear(self.item_width, 2 * config.width, bias=False)
+        self.unit = MlpUnit(2 * config.width, max(1, config.hidden // 4)) if unit == "mlp" else DotUnit()
+
+    def restrict(self, history: HistoryTensors) -> HistoryTensors:
+        """The newest events, the only ones that are looked up."""
+        places, offsets = newest(history.offsets, self.limit)
+        return HistoryTensors(offsets, history.ids[places], history.numbers[places], history.ages_days[places])
+
+    def forward(
+        self, candidates: Tensor, tokens: dict[str, Tensor], history: HistoryTensors, buckets: tuple[Bucket, ...]
+    ) -> Tensor:
+        """[C, item features * D] candidates and a restricted history → [C, width]; zeros for an empty history."""
+        ages = torch.log1p(history.ages_days).unsqueeze(1)
+        events = with_zero_row(torch.cat([*(tokens[key] for key in self.keys), history.numbers, ages], dim=1))
+        answering = with_zero_row(self.compared(events[:-1, : self.item_width]))
+        asking = with_zero_row(self.compared(candidates))
+        sums: list[Tensor] = []
+        for bucket in buckets:
+            weights = self.unit(gather_padded(asking, bucket.candidates), gather_padded(answering, bucket.events))
+            sums.append(weights @ gather_padded(events, bucket.events))  # 0 where padded, whatever its weight
+        return scatter_back(sums, [bucket.candidates for bucket in buckets], len(candidates))
+
+
+class DinModel(nn.Module):
+    """Logits of every candidate and objective: request, candidate and its interest in each log, an MLP, the heads.
+
+    Sizes: `encoder_events` newest events, attention of `hidden / 4`, an MLP of `2 * hidden` and `hidden`.
+
+    Source: DIN (arXiv 1706.06978). Ours: a history is read once for all candidates of its request, without padding to
+    the longest, and the request's half of the first layer is computed once.
+    """
+
+    def __init__(self, schema: Schema, config: ModelConfig, *, unit: Unit = "mlp") -> None:
+        super().__init__()
+        logs = tuple(schema.data.events)
+        request, candidate = schema.request_features(), schema.candidate_features()
+        self.embedding = TokenEmbedding(schema, logs, config.width)
+        self.interests = nn.ModuleDict({log: HistoryInterest(schema, log, config, unit=unit) for log in logs})
+        self.request_keys = [f"request.{feature.name}" for feature in ids_of(request)]
+        self.candidate_keys = [f"candidate.{feature.name}" for feature in ids_of(candidate)]
+        self.item_keys = self.candidate_keys[: len(ids_of(schema.item_features()))]
+        request_width = len(self.request_keys) * config.width + len(numbers_of(request))
+        candidate_width = len(self.candidate_keys) * config.width + len(numbers_of(candidate))
+        candidate_width += sum(self._interest(log).width for log in logs)
+        self.first = SplitLinear(candidate_width, request_width, 2 * config.hidden)
+        self.second = nn.Linear(2 * config.hidden, config.hidden)
+        self.heads = SurfaceObjectiveHeads(schema, config.hidden)
+
+    def forward(self, batch: RequestTensors) -> Tensor:
+        """[C, K] logits; NaN where the (surface, objective) pair does not exist."""
+        owner = batch.request_of_candidate
+        short = {log: self._interest(log).restrict(history) for log, history in batch.histories.items()}
+        tokens = self.embedding(replace(batch, histories=short))
+        items = torch.cat([tokens[key] for key in self.item_keys], dim=1)
+        parts = [tokens[key] for key in self.candidate_keys] + [batch.candidate_numbers]
+        for log, history in short.items():
+            buckets = bucket_by_length(history.offsets, batch.candidate_offsets)
+            parts.append(self._interest(log)(items, tokens, history, buckets))
+        requests = torch.cat([*(tokens[key] for key in self.request_keys), batch.numbers], dim=1)
+        hidden = functional.relu(self.first(torch.cat(parts, dim=1), requests, owner))
+        return self.heads(functional.relu(self.second(hidden)), batch.surfaces[owner])
+
+    def _interest(self, log: str) -> HistoryInterest:
+        interest = self.interests[log]
+        assert isinstance(interest, HistoryInterest), "as the constructor made it"
+        return interest

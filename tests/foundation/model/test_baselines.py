@@ -1,0 +1,194 @@
+"""DCN-V2 and DIN: their parts against their formulas in float64, and the whole models as every ranker must behave."""
+
+from copy import copy
+
+import numpy as np
+import pytest
+import torch
+
+from foundation.config import ModelConfig
+from foundation.model.dcnv2 import Dcnv2Model, LowRankCross
+from foundation.model.din import DinModel, DotUnit, HistoryInterest, MlpUnit
+from foundation.model.inputs import HistoryTensors
+from foundation.model.layout import bucket_by_length
+from foundation.model.split import SplitLinear
+from foundation.parallel.world import joined_world
+from foundation.training.loss import masked_cross_entropy
+from foundation.training.trainer import OptimizerConfig, Trainer
+
+FLOAT64 = 1e-12  # the same sums in another order
+FLOAT32 = 2e-5  # logits of size one; a batch of another shape lets the matrix products sum in another order
+UNEVEN = ((0, 0), (1, 0), (0, 1), (6, 6), (5, 2), (40, 3), (2, 9))
+MODELS = {
+    "dcnv2": Dcnv2Model,
+    "din": DinModel,
+    "din dot": lambda schema, config: DinModel(schema, config, unit="dot"),
+}
+
+
+def drawn(*shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def made(block, seed=0):
+    block = block.double()
+    with torch.no_grad():
+        for place, parameter in enumerate(block.parameters()):
+            parameter.copy_(0.4 * drawn(*parameter.shape, seed=seed + place))
+    return block
+
+
+def offsets_of(lengths):
+    return torch.tensor([0, *lengths]).cumsum(0)
+
+
+def numpy_of(parameter):
+    return parameter.detach().numpy()
+
+
+@pytest.fixture(scope="module")
+def world():
+    with joined_world(1) as joined:
+        yield joined
+
+
+@pytest.fixture(scope="module", params=sorted(MODELS))
+def trainer(schema, config, world, request):
+    """Of parameters so large that every part of the model shows in the scores."""
+    torch.manual_seed(0)
+    model = MODELS[request.param](schema, config)
+    with torch.no_grad():
+        for parameter in (p for p in model.parameters() if not p.is_meta):
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return Trainer(model, world, OptimizerConfig(dense_learning_rate=1e-3, table_learning_rate=1e-2))
+
+
+@pytest.fixture
+def uneven(request_of):
+    return [request_of(seed, *lengths, num_candidates=1 + seed % 4) for seed, lengths in enumerate(UNEVEN)]
+
+
+def assert_same(got, expected, tolerance=FLOAT32):
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def without_history(request, logs):
+    changed = copy(request)
+    changed.histories = {log: tuple(part[:0] for part in request.histories[log]) for log in logs}
+    return changed
+
+
+def test_a_split_layer_is_the_layer_over_both_halves():
+    layer, candidates, requests = made(SplitLinear(3, 4, 5)), drawn(6, 3), drawn(2, 4, seed=2)
+    owner = torch.tensor([0, 0, 1, 1, 1, 0])
+    expected = layer.joined(torch.cat([candidates, requests[owner]], dim=1))
+    assert_same(layer(candidates, requests, owner), expected, FLOAT64)
+
+
+def test_a_cross_layer_is_its_formula():
+    layer, x0, x = made(LowRankCross(5, 2)), drawn(3, 5), drawn(3, 5, seed=2)
+    weight = numpy_of(layer.up.weight) @ numpy_of(layer.down.weight)
+    rows = [a * (weight @ b + numpy_of(layer.up.bias)) + b for a, b in zip(x0.numpy(), x.numpy(), strict=True)]
+    assert_same(layer(x0, x).detach(), torch.from_numpy(np.stack(rows)), FLOAT64)
+    assert torch.autograd.gradcheck(lambda a, b, *_: layer(a, b), (x0.requires_grad_(), x, *layer.parameters()))
+
+
+def test_the_mlp_unit_is_an_mlp_over_query_key_difference_and_product():
+    """`W [q ; k ; q - k ; q * k]` with W = [Wq - E, Wk + E, E, Wp] for any E is `Wq q + Wk k + Wp (q * k)`."""
+    unit, q, k = made(MlpUnit(4, 3)), drawn(2, 3, 4), drawn(2, 5, 4, seed=2)
+    extra = drawn(3, 4, seed=3).numpy()
+    blocks = [numpy_of(unit.of_query.weight) - extra, numpy_of(unit.of_key.weight) + extra, extra]
+    weight = np.concatenate([*blocks, numpy_of(unit.of_product.weight)], axis=1)
+    expected = np.zeros((2, 3, 5))
+    for place in np.ndindex(expected.shape):
+        request, m, event = place
+        a, b = q[request, m].numpy(), k[request, event].numpy()
+        hidden = np.maximum(weight @ np.concatenate([a, b, a - b, a * b]) + numpy_of(unit.of_query.bias), 0)
+        expected[place] = numpy_of(unit.out.weight)[0] @ hidden + numpy_of(unit.out.bias)[0]
+    assert_same(unit(q, k).detach(), torch.from_numpy(expected), FLOAT64)
+    arguments = (q.requires_grad_(), k.requires_grad_(), *unit.parameters())
+    assert torch.autograd.gradcheck(lambda q, k, *_: unit(q, k), arguments)
+
+
+def test_the_dot_unit_is_silu_of_the_scaled_product():
+    q, k = drawn(1, 2, 4), drawn(1, 3, 4, seed=2)
+    products = np.array([[a @ b / 2 for b in k[0].numpy()] for a in q[0].numpy()])
+    assert_same(DotUnit()(q, k)[0], torch.from_numpy(products / (1 + np.exp(-products))), FLOAT64)
+
+
+@pytest.mark.parametrize("unit", ["mlp", "dot"])
+@pytest.mark.parametrize(("lengths", "counts"), [((0, 1, 7, 3), (2, 1, 3, 4)), ((0, 0), (1, 2)), ((1,), (1,))])
+def test_interest_is_the_weighted_sum_of_events(schema, unit, lengths, counts):
+    interest = made(HistoryInterest(schema, "orders", ModelConfig(width=4, hidden=8), unit=unit))
+    total = sum(lengths)
+    tokens = {key: drawn(total, 4, seed=place) for place, key in enumerate(interest.keys)}
+    ages = drawn(total, seed=8).abs()
+    empty = torch.zeros(total, 0, dtype=torch.int64)
+    history = HistoryTensors(offsets_of(lengths), empty, drawn(total, 1, seed=9), ages)
+    candidates = drawn(sum(counts), interest.item_width, seed=10).requires_grad_()
+    grouped = bucket_by_length(offsets_of(lengths), offsets_of(counts))
+
+    events = np.concatenate([*(tokens[key].numpy() for key in interest.keys), history.numbers.numpy()], axis=1)
+    events = np.concatenate([events, np.log1p(ages.numpy())[:, None]], axis=1)
+    expected = []
+    projected = numpy_of(interest.compared.weight)
+    owners = [request for request, count in enumerate(counts) for _ in range(count)]
+    for candidate, owner in zip(candidates.detach().numpy(), owners, strict=True):
+        answer = np.zeros(interest.width)
+        for event in events[sum(lengths[:owner]) : sum(lengths[: owner + 1])]:
+            pair = (projected @ candidate, projected @ event[: interest.item_width])
+            answer += interest.unit(*(torch.from_numpy(x)[None, None] for x in pair)).item() * event
+        expected.append(answer)
+    got = interest(candidates, tokens, history, grouped)
+    assert_same(got.detach(), torch.from_numpy(np.stack(expected)), FLOAT64)
+    arguments = (candidates, *(token.requires_grad_() for token in tokens.values()), *interest.parameters())
+    assert torch.autograd.gradcheck(lambda c, *_: interest(c, tokens, history, grouped), arguments)
+
+
+def test_a_batch_scored_whole_is_its_requests_scored_one_by_one(trainer, uneven, batched):
+    whole = trainer.score(batched(uneven))
+    assert_same(whole, torch.cat([trainer.score(batched([request])) for request in uneven]))
+    assert whole.nan_to_num().std() > 0.1, "scores that do not differ would prove nothing"
+
+
+def test_any_order_of_requests_gives_the_same_scores(trainer, uneven, batched):
+    whole = trainer.score(batched(uneven)).split([len(request.candidate_ids) for request in uneven])
+    assert_same(trainer.score(batched(uneven[::-1])), torch.cat(whole[::-1]))
+
+
+def test_scores_follow_their_candidates_through_any_order(trainer, request_of, batched):
+    request, order = request_of(3, 7, 4, num_candidates=6), [4, 2, 0, 5, 1, 3]
+    shuffled = copy(request)
+    for name in ("candidate_ids", "candidate_numbers", "labels"):
+        setattr(shuffled, name, getattr(request, name)[order])
+    assert_same(trainer.score(batched([shuffled])), trainer.score(batched([request]))[order])
+
+
+def test_dcnv2_reads_no_history_and_din_each_log(trainer, request_of, batched, schema):
+    request = request_of(6, 5, 5)
+    whole = trainer.score(batched([request]))
+    for log in schema.data.events:
+        other = without_history(request, schema.data.events)
+        other.histories = request.histories | {log: other.histories[log]}
+        moved = (trainer.score(batched([other])) - whole).abs().nan_to_num().max()
+        assert (moved == 0) == isinstance(trainer.model.module, Dcnv2Model)
+
+
+def test_din_reads_its_newest_events_alone(schema, config, world, request_of, batched):
+    trainer = Trainer(DinModel(schema, config), world, OptimizerConfig(1e-3, 1e-2))
+    request = request_of(5, 20, 20)
+    short = copy(request)
+    short.histories = {
+        log: tuple(part[-config.encoder_events :] for part in parts) for log, parts in request.histories.items()
+    }
+    assert_same(trainer.score(batched([short])), trainer.score(batched([request])))
+
+
+@pytest.mark.parametrize("lengths", [(0, 0), (1, 0), (256, 256)])
+@pytest.mark.parametrize("num_candidates", [1, 5])
+def test_any_history_gives_finite_scores_and_gradients(trainer, request_of, batched, lengths, num_candidates):
+    batch = batched([request_of(7, *lengths, num_candidates=num_candidates)])
+    outputs, loss = trainer.step(batch, lambda out: masked_cross_entropy(out, batch.labels, torch.ones(2)))
+    assert loss.isfinite()
+    assert outputs.isfinite().equal(trainer.score(batch).isfinite())
+    assert all(parameter.grad.isfinite().all() for parameter in trainer.dense)
