@@ -33,8 +33,8 @@ def match_signals(candidate_ids: Tensor, event_ids: Tensor, ages_days: Tensor, b
     decays = torch.exp(-ages_days[:, None] / ages_days.new_tensor(DECAYS_DAYS))
     weights = with_zero_row(torch.cat([torch.ones_like(ages_days)[:, None], decays], dim=1))
     freshness = with_zero_row(1.0 / (1.0 + ages_days))
-    seen_ids = with_zero_row(event_ids)
-    asked_ids = with_zero_row(torch.where(candidate_ids > 0, candidate_ids, NO_ID))
+    asked_ids = torch.where(candidate_ids > 0, candidate_ids, NO_ID)
+    asked_ids, seen_ids = (with_zero_row(ids) for ids in _as_floats(asked_ids, event_ids))
     signals = [
         _signals(
             gather_padded(asked_ids, bucket.candidates).transpose(1, 2),
@@ -47,9 +47,21 @@ def match_signals(candidate_ids: Tensor, event_ids: Tensor, ages_days: Tensor, b
     return scatter_back(signals, [bucket.candidates for bucket in buckets], len(candidate_ids))
 
 
+def _as_floats(candidate_ids: Tensor, event_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Both exactly, in the narrowest float type.
+
+    On a CPU floats compared into floats take an eighth of the time of integers compared into booleans and then cast.
+    """
+    largest = max((int(ids.max()) for ids in (candidate_ids, event_ids) if ids.numel()), default=0)
+    dtype = torch.float32 if largest < 2**24 else torch.float64
+    return candidate_ids.to(dtype), event_ids.to(dtype)
+
+
 def _signals(asked: Tensor, seen: Tensor, weights: Tensor, freshness: Tensor) -> Tensor:
     """[b, F, M] and [b, F, L] ids, [b, L, W] weights and [b, L] freshness of events → [b, M, F * NUM_SIGNALS]."""
-    same = (asked.contiguous()[..., None] == seen.contiguous()[:, :, None, :]).float()
-    counts = torch.log1p(same.flatten(1, 2) @ weights).unflatten(1, asked.shape[1:])
+    asked, seen = asked.contiguous()[..., None], seen.contiguous()[:, :, None, :]
+    same = asked.new_empty((*asked.shape[:3], seen.shape[3]))
+    same = torch.eq(asked, seen, out=same).to(weights.dtype)
+    counts = torch.log1p(same.flatten(1, 2) @ weights).unflatten(1, same.shape[1:3])
     lately = (same * freshness[:, None, None, :]).amax(dim=3, keepdim=True)
     return torch.cat([counts, lately], dim=3).transpose(1, 2).flatten(2)

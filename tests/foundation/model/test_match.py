@@ -1,5 +1,6 @@
 import math
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,3 +53,14 @@ def test_a_missing_id_matches_nothing_not_even_a_missing_id():
 def test_an_event_of_just_now_counts_whole():
     signals = signals_of([([(1, 0)], [((1, 0), 1)])])[0, :NUM_SIGNALS]
     torch.testing.assert_close(signals, torch.tensor([math.log(2)] * 4 + [1.0]))
+
+
+@pytest.mark.parametrize("large", [2**24, 2**31, 2**40])
+def test_neighbours_among_large_ids_are_told_apart(large):
+    """A float32 can not tell 2^24 and 2^24 + 1 apart."""
+    signals = signals_of([([(large, large + 1)], [((large + 1, large + 1), DAY_US)])])
+    assert signals[0].ne(0).tolist() == [False] * NUM_SIGNALS + [True] * NUM_SIGNALS
+
+
+def test_candidates_of_a_batch_without_any_event_match_nothing():
+    assert signals_of([([(1, 2)], []), ([(3, 1)], [])]).tolist() == [[0.0] * 2 * NUM_SIGNALS] * 2
