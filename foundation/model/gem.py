@@ -20,7 +20,7 @@ from foundation.model.embedding import TokenEmbedding
 from foundation.model.heads import SurfaceObjectiveHeads
 from foundation.model.hstu import HstuLayer
 from foundation.model.inputs import HistoryTensors, RequestTensors
-from foundation.model.layout import Bucket, bucket_by_length, newest
+from foundation.model.layout import bucket_by_length, newest
 from foundation.model.match import NUM_SIGNALS, match_signals
 from foundation.model.target_attention import TargetAttention
 from foundation.model.wukong import WukongLayer
@@ -56,12 +56,12 @@ class HistoryEncoder(nn.Module):
         places, offsets = newest(history.offsets, self.limit)
         return HistoryTensors(offsets, history.ids[places], history.numbers[places], history.ages_days[places])
 
-    def encode(self, tokens: dict[str, Tensor], history: HistoryTensors, buckets: tuple[Bucket, ...]) -> Tensor:
+    def encode(self, tokens: dict[str, Tensor], history: HistoryTensors) -> Tensor:
         """[T, D] encoded events of a restricted history."""
         parts = [tokens[key] for key in self.keys] + [history.numbers]
         events = self.event(torch.cat(parts, dim=1)) + self.age(age_bucket(history.ages_days))
         for layer in self.layers:
-            events = layer(events, buckets)
+            events = layer(events, history.offsets)
         return events
 
     def summarise(self, events: Tensor, offsets: Tensor) -> Tensor:
@@ -120,10 +120,9 @@ class GemModel(nn.Module):
         candidate_tokens = [tokens[key] for key in self.candidate_keys]
         for log, history in short.items():
             encoder = self._encoder(log)
-            buckets = bucket_by_length(history.offsets, batch.candidate_offsets)
-            events = encoder.encode(tokens, history, buckets)
+            events = encoder.encode(tokens, history)
             request_tokens.append(encoder.summarise(events, history.offsets))
-            candidate_tokens.append(encoder.attention(query, events, buckets))
+            candidate_tokens.append(encoder.attention(query, events, batch.candidate_offsets, history.offsets))
         if self.request_numbers is not None:
             request_tokens.append(self.request_numbers(batch.numbers))
         if self.candidate_numbers is not None:

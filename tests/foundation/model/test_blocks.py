@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from foundation.model.hstu import HstuLayer, pointwise_attention
-from foundation.model.layout import bucket_by_length
+from foundation.model.hstu import HstuLayer
 from foundation.model.target_attention import TargetAttention
 from foundation.model.wukong import WukongLayer
 
@@ -17,10 +16,6 @@ COUNTS = (2, 1, 3, 1, 1, 4)
 
 def offsets_of(lengths):
     return torch.tensor([0, *lengths]).cumsum(0)
-
-
-def buckets(lengths=LENGTHS, counts=COUNTS):
-    return bucket_by_length(offsets_of(lengths), offsets_of(counts))
 
 
 def drawn(*shape, seed=1):
@@ -87,7 +82,7 @@ def test_hstu_is_its_formula_request_by_request():
         u, v, q, k = np.split(silu(linear(layer.uvqk, norm(layer.norm, events))), 4, axis=1)
         gated = norm(layer.attended_norm, attended(q, k, v)) * u
         expected.append(linear(layer.out, gated) + events)
-    got = layer(x, buckets()).detach()
+    got = layer(x, offsets_of(LENGTHS)).detach()
     torch.testing.assert_close(got, torch.from_numpy(np.concatenate(expected)), rtol=FLOAT64, atol=FLOAT64)
 
 
@@ -97,7 +92,7 @@ def test_target_attention_is_its_formula_request_by_request():
     for asking, answering in zip(pieces(candidates, COUNTS), pieces(events, LENGTHS), strict=True):
         keys, values = np.split(linear(layer.key_value, answering), 2, axis=1)
         expected.append(linear(layer.out, attended(linear(layer.query, asking), keys, values)))
-    got = layer(candidates, events, buckets()).detach()
+    got = layer(candidates, events, offsets_of(COUNTS), offsets_of(LENGTHS)).detach()
     torch.testing.assert_close(got, torch.from_numpy(np.concatenate(expected)), rtol=FLOAT64, atol=FLOAT64)
 
 
@@ -114,28 +109,19 @@ def test_wukong_is_its_formula_with_the_plain_products_of_all_pairs():
     torch.testing.assert_close(layer(x).detach(), torch.from_numpy(np.stack(expected)), rtol=FLOAT64, atol=FLOAT64)
 
 
-def test_padding_adds_nothing_and_gets_no_gradient():
-    q, k, v = (drawn(1, 3, 4, seed=seed).requires_grad_() for seed in range(3))
-    nothing = torch.zeros(1, 2, 4, dtype=torch.float64, requires_grad=True)
-    got = pointwise_attention(q, torch.cat([k, nothing], 1), torch.cat([v, nothing], 1), num_positions=4)
-    torch.testing.assert_close(got, pointwise_attention(q, k, v, num_positions=4), rtol=FLOAT64, atol=FLOAT64)
-    assert not pointwise_attention(q, nothing, nothing, num_positions=4).any()
-
-
 @pytest.mark.parametrize("lengths", [(3, 0, 2), (0, 0), (1,)])
 def test_hstu_gradients_are_those_of_finite_differences(lengths):
     layer, x = hstu(), drawn(sum(lengths), WIDTH).requires_grad_()
-    grouped = buckets(lengths, (1,) * len(lengths))
-    assert torch.autograd.gradcheck(lambda x, *_: layer(x, grouped), (x, *layer.parameters()))
+    assert torch.autograd.gradcheck(lambda x, *_: layer(x, offsets_of(lengths)), (x, *layer.parameters()))
 
 
 @pytest.mark.parametrize(("lengths", "counts"), [((3, 0, 2), (2, 1, 1)), ((0, 0), (1, 2)), ((1,), (1,))])
 def test_target_attention_gradients_are_those_of_finite_differences(lengths, counts):
-    layer, grouped = attention(), buckets(lengths, counts)
+    layer, offsets = attention(), (offsets_of(counts), offsets_of(lengths))
     candidates = drawn(sum(counts), WIDTH).requires_grad_()
     events = drawn(sum(lengths), WIDTH, seed=2).requires_grad_()
     arguments = (candidates, events, *layer.parameters())
-    assert torch.autograd.gradcheck(lambda c, e, *_: layer(c, e, grouped), arguments)
+    assert torch.autograd.gradcheck(lambda c, e, *_: layer(c, e, *offsets), arguments)
 
 
 def test_wukong_gradients_are_those_of_finite_differences():
@@ -145,12 +131,12 @@ def test_wukong_gradients_are_those_of_finite_differences():
 
 def test_without_any_history_every_parameter_still_has_a_gradient():
     """DistributedDataParallel waits for the gradient of each parameter, in each step."""
-    layer, grouped = attention(), buckets((0, 0), (1, 2))
-    layer(drawn(3, WIDTH), drawn(0, WIDTH), grouped).sum().backward()
+    layer = attention()
+    layer(drawn(3, WIDTH), drawn(0, WIDTH), offsets_of((1, 2)), offsets_of((0, 0))).sum().backward()
     assert [name for name, parameter in layer.named_parameters() if parameter.grad is None] == []
 
 
 def test_an_empty_history_answers_with_the_bias_alone():
     layer = attention()
-    answer = layer(drawn(3, WIDTH), drawn(0, WIDTH), buckets((0, 0), (1, 2))).detach()
+    answer = layer(drawn(3, WIDTH), drawn(0, WIDTH), offsets_of((1, 2)), offsets_of((0, 0))).detach()
     torch.testing.assert_close(answer, layer.out.bias.detach().expand(3, -1), rtol=0, atol=0)
