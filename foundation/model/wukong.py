@@ -10,7 +10,8 @@ class WukongLayer(nn.Module):
     """`X' = LN([FMB(X); LCB(X)] + R X)`: n tokens in, `num_fm + num_linear` tokens out.
 
     FMB: `X (X^T Y)` with learned Y (n x k), flattened, normed, an MLP to `num_fm` tokens. LCB: tokens mixed linearly.
-    R: tokens mixed linearly, since the counts differ.
+    R: tokens mixed linearly, since the counts differ. `Y^T X`, LCB and R are three maps of the same tokens, so they are
+    one product; it is a batched one, since folding the batch into rows would copy X both ways.
 
     Source: Wukong (arXiv 2403.02545, section 3); Y learned rather than computed from X.
     """
@@ -31,8 +32,10 @@ class WukongLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, n, D] → [N, num_fm + num_linear, D]."""
-        products = x @ (x.transpose(1, 2) @ self.projection)
+        num_linear, rank = self.mix.weight.shape[0], self.projection.shape[1]
+        residual = self.residual.weight.split([self.num_fm, num_linear])
+        maps = torch.cat([self.projection.t(), residual[0], residual[1] + self.mix.weight])
+        projected, of_fm, linear = torch.bmm(maps.expand(len(x), -1, -1), x).split([rank, self.num_fm, num_linear], 1)
+        products = x @ projected.transpose(1, 2)
         fm = self.fm(products.flatten(1)).unflatten(1, (self.num_fm, -1))
-        tokens = x.transpose(1, 2)
-        linear = self.mix(tokens).transpose(1, 2)
-        return self.norm(torch.cat([fm, linear], dim=1) + self.residual(tokens).transpose(1, 2))
+        return self.norm(torch.cat([fm + of_fm, linear], dim=1))
