@@ -35,8 +35,8 @@ class LowRankCross(nn.Module):
 class Dcnv2Model(nn.Module):
     """Logits of every candidate and objective from ids and numbers of the request and the candidate alone.
 
-    The cross network and the MLP (two layers of `hidden`) read the same inputs side by side, and the heads read both.
-    Sizes: `interaction_layers` cross layers of rank `hidden / 2`; the sizes of sequences do not matter.
+    The cross network and the MLP read the same inputs side by side, and the heads read both. Sizes: `cross_layers` of
+    rank `hidden / 4`, an MLP of `hidden` and `hidden / 2`; the sizes of sequences do not matter.
 
     Source: DCN-V2 (arXiv 2008.13535), parallel structure. Ours: the request's half of the MLP's first layer is computed
     once a request.
@@ -50,11 +50,11 @@ class Dcnv2Model(nn.Module):
         self.candidate_keys = [f"candidate.{feature.name}" for feature in ids_of(candidate)]
         request_width = len(self.request_keys) * config.width + len(numbers_of(request))
         candidate_width = len(self.candidate_keys) * config.width + len(numbers_of(candidate))
-        width, rank = candidate_width + request_width, max(1, config.hidden // 2)
-        self.cross = nn.ModuleList(LowRankCross(width, rank) for _ in range(config.interaction_layers))
+        width, rank = candidate_width + request_width, config.hidden // 4
+        self.cross = nn.ModuleList(LowRankCross(width, rank) for _ in range(config.cross_layers))
         self.first = SplitLinear(candidate_width, request_width, config.hidden)
-        self.second = nn.Linear(config.hidden, config.hidden)
-        self.heads = SurfaceObjectiveHeads(schema, width + config.hidden)
+        self.second = nn.Linear(config.hidden, config.hidden // 2)
+        self.heads = SurfaceObjectiveHeads(schema, width + config.hidden // 2)
 
     def forward(self, batch: RequestTensors) -> Tensor:
         """[C, K] logits; NaN where the (surface, objective) pair does not exist."""

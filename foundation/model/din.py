@@ -71,7 +71,7 @@ class HistoryInterest(nn.Module):
         self.item_width = len(ids_of(schema.item_features())) * config.width
         self.width = len(self.keys) * config.width + len(numbers_of(features)) + 1
         self.compared = nn.Linear(self.item_width, 2 * config.width, bias=False)
-        self.unit = MlpUnit(2 * config.width, max(1, config.hidden // 4)) if unit == "mlp" else DotUnit()
+        self.unit = MlpUnit(2 * config.width, max(1, config.hidden // 8)) if unit == "mlp" else DotUnit()
 
     def restrict(self, history: HistoryTensors) -> HistoryTensors:
         """The newest events, the only ones that are looked up."""
@@ -96,7 +96,7 @@ class HistoryInterest(nn.Module):
 class DinModel(nn.Module):
     """Logits of every candidate and objective: request, candidate and its interest in each log, an MLP, the heads.
 
-    Sizes: `encoder_events` newest events, attention of `hidden / 4`, an MLP of `2 * hidden` and `hidden`.
+    Sizes: `encoder_events` newest events, a unit of `hidden / 8`, an MLP of `hidden` and `hidden / 2`.
 
     Source: DIN (arXiv 1706.06978). Ours: a history is read once for all candidates of its request, without padding to
     the longest, and the request's half of the first layer is computed once.
@@ -114,9 +114,9 @@ class DinModel(nn.Module):
         request_width = len(self.request_keys) * config.width + len(numbers_of(request))
         candidate_width = len(self.candidate_keys) * config.width + len(numbers_of(candidate))
         candidate_width += sum(self._interest(log).width for log in logs)
-        self.first = SplitLinear(candidate_width, request_width, 2 * config.hidden)
-        self.second = nn.Linear(2 * config.hidden, config.hidden)
-        self.heads = SurfaceObjectiveHeads(schema, config.hidden)
+        self.first = SplitLinear(candidate_width, request_width, config.hidden)
+        self.second = nn.Linear(config.hidden, config.hidden // 2)
+        self.heads = SurfaceObjectiveHeads(schema, config.hidden // 2)
 
     def forward(self, batch: RequestTensors) -> Tensor:
         """[C, K] logits; NaN where the (surface, objective) pair does not exist."""

@@ -47,6 +47,11 @@ def numpy_of(parameter):
 
 
 @pytest.fixture(scope="module")
+def config():
+    return ModelConfig(width=8, encoder_events=6, hidden=32)
+
+
+@pytest.fixture(scope="module")
 def world():
     with joined_world(1) as joined:
         yield joined
@@ -119,7 +124,7 @@ def test_the_dot_unit_is_silu_of_the_scaled_product():
 @pytest.mark.parametrize("unit", ["mlp", "dot"])
 @pytest.mark.parametrize(("lengths", "counts"), [((0, 1, 7, 3), (2, 1, 3, 4)), ((0, 0), (1, 2)), ((1,), (1,))])
 def test_interest_is_the_weighted_sum_of_events(schema, unit, lengths, counts):
-    interest = made(HistoryInterest(schema, "orders", ModelConfig(width=4, hidden=8), unit=unit))
+    interest = made(HistoryInterest(schema, "orders", ModelConfig(width=4, hidden=24), unit=unit))
     total = sum(lengths)
     tokens = {key: drawn(total, 4, seed=place) for place, key in enumerate(interest.keys)}
     ages = drawn(total, seed=8).abs()
