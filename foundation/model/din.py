@@ -14,7 +14,7 @@ from foundation.data.schema import Schema, ids_of, numbers_of
 from foundation.model.embedding import TokenEmbedding
 from foundation.model.heads import SurfaceObjectiveHeads
 from foundation.model.inputs import HistoryTensors, RequestTensors
-from foundation.model.layout import Bucket, bucket_by_length, gather_padded, newest, scatter_back, with_zero_row
+from foundation.model.layout import Bucket, bucket_by_length, gather_buckets, newest, scatter_back
 from foundation.model.split import SplitLinear
 
 Unit = Literal["mlp", "dot"]
@@ -23,8 +23,8 @@ Unit = Literal["mlp", "dot"]
 class MlpUnit(nn.Module):
     """Weight of an event for a candidate: `w · relu(W [q ; k ; q - k ; q * k] + b)`, not normalised over events.
 
-    q - k adds nothing to what a linear layer makes of q and k, and `W_p (q * k) = (W_p diag(q)) k`: one matrix product
-    a request over its events, with no [candidates, events, D] tensor.
+    q - k adds nothing to what a linear layer makes of q and k, and `W_k k + W_p (q * k) = (W_k + W_p diag(q)) k`: one
+    matrix product a request over its events, with no [candidates, events, D] tensor.
 
     Source: DIN (arXiv 1706.06978, section 4.3, figure 2), ReLU in place of PReLU.
     """
@@ -38,10 +38,10 @@ class MlpUnit(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
         """[b, M, D] candidates and [b, L, D] events → [b, M, L]."""
-        asked = (q.unsqueeze(2) * self.of_product.weight).flatten(1, 2)
-        products = (asked @ k.transpose(1, 2)).unflatten(1, (q.shape[1], -1))
-        sums = products + self.of_query(q).unsqueeze(3) + self.of_key(k).transpose(1, 2).unsqueeze(1)
-        return (self.out.weight @ functional.relu(sums)).squeeze(2) + self.out.bias
+        asked = torch.addcmul(self.of_key.weight, q.unsqueeze(2), self.of_product.weight).flatten(1, 2)
+        sums = torch.baddbmm(self.of_query(q).flatten(1).unsqueeze(2), asked, k.transpose(1, 2))
+        hidden = functional.relu(sums, inplace=True).unflatten(1, (q.shape[1], -1))
+        return (self.out.weight @ hidden).squeeze(2) + self.out.bias
 
 
 class DotUnit(nn.Module):
@@ -68,7 +68,8 @@ class HistoryInterest(nn.Module):
         features = schema.event_features(log)
         self.limit = config.encoder_events
         self.keys = [f"history.{log}.{feature.name}" for feature in ids_of(features)]
-        self.item_width = len(ids_of(schema.item_features())) * config.width
+        self.num_item_keys = len(ids_of(schema.item_features()))
+        self.item_width = self.num_item_keys * config.width
         self.width = len(self.keys) * config.width + len(numbers_of(features)) + 1
         self.compared = nn.Linear(self.item_width, 2 * config.width, bias=False)
         self.unit = MlpUnit(2 * config.width, max(1, config.hidden // 8)) if unit == "mlp" else DotUnit()
@@ -83,14 +84,19 @@ class HistoryInterest(nn.Module):
     ) -> Tensor:
         """[C, item features * D] candidates and a restricted history → [C, width]; zeros for an empty history."""
         ages = torch.log1p(history.ages_days).unsqueeze(1)
-        events = with_zero_row(torch.cat([*(tokens[key] for key in self.keys), history.numbers, ages], dim=1))
-        answering = with_zero_row(self.compared(events[:-1, : self.item_width]))
-        asking = with_zero_row(self.compared(candidates))
-        sums: list[Tensor] = []
-        for bucket in buckets:
-            weights = self.unit(gather_padded(asking, bucket.candidates), gather_padded(answering, bucket.events))
-            sums.append(weights @ gather_padded(events, bucket.events))  # 0 where padded, whatever its weight
-        return scatter_back(sums, [bucket.candidates for bucket in buckets], len(candidates))
+        items = torch.cat([tokens[key] for key in self.keys[: self.num_item_keys]], dim=1)
+        own = [tokens[key] for key in self.keys[self.num_item_keys :]] + [history.numbers, ages]
+        places, asking = [bucket.events for bucket in buckets], [bucket.candidates for bucket in buckets]
+        weights = [
+            self.unit(q, k)
+            for q, k in zip(
+                gather_buckets(self.compared(candidates), asking),
+                gather_buckets(self.compared(items), places),
+                strict=True,
+            )
+        ]
+        values = gather_buckets(torch.cat([items, *own], dim=1), places)  # 0 where padded, whatever its weight
+        return scatter_back([w @ v for w, v in zip(weights, values, strict=True)], asking, len(candidates))
 
 
 class DinModel(nn.Module):

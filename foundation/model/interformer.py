@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from foundation.kernels.activation import Activation
 from foundation.model.gdpa import ScalePlace, gdpa, pointwise
-from foundation.model.layout import bucket_by_length, gather_padded, scatter_back, with_zero_row
+from foundation.model.layout import bucket_by_length, gather_buckets, gather_padded, scatter_back, with_zero_row
 
 
 class TokenGate(nn.Module):
@@ -58,9 +58,10 @@ class PersonalMatrix(nn.Module):
         """[T, D], [B + 1] and [B, n_sum, D] → [T, D]."""
         matrices = self.matrices(summary.flatten(1)).unflatten(1, (events.shape[1], -1))
         buckets = bucket_by_length(offsets, torch.arange(len(offsets), device=offsets.device))
-        rows = with_zero_row(events)
-        parts = [gather_padded(rows, b.events) @ matrices[b.candidates.squeeze(1)] for b in buckets]
-        return scatter_back(parts, [bucket.events for bucket in buckets], len(events))
+        places = [bucket.events for bucket in buckets]
+        matrices = gather_buckets(matrices, [bucket.candidates.squeeze(1) for bucket in buckets])
+        parts = [rows @ m for rows, m in zip(gather_buckets(events, places), matrices, strict=True)]
+        return scatter_back(parts, places, len(events))
 
 
 class PersonalAttention(nn.Module):

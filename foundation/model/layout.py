@@ -73,6 +73,16 @@ def gather_padded(rows: Tensor, places: Tensor) -> Tensor:
     return rows.index_select(0, places.flatten()).unflatten(0, places.shape)
 
 
+def gather_buckets(flat: Tensor, places: list[Tensor]) -> list[Tensor]:
+    """Rows of [N, ...] at the places of each bucket, [b, L]: each [b, L, ...], zeros where padded.
+
+    One gather for all buckets, since its backward fills and adds a whole [N + 1, ...] however few rows it took.
+    """
+    rows = with_zero_row(flat).index_select(0, torch.cat([place.flatten() for place in places]))
+    parts = rows.split([place.numel() for place in places])
+    return [part.unflatten(0, place.shape) for part, place in zip(parts, places, strict=True)]
+
+
 def scatter_back(parts: list[Tensor], places: list[Tensor], num_rows: int) -> Tensor:
     """The way back: what each bucket made of its places, as one flat tensor.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foundation.model.layout import Bucket, gather_padded, scatter_back, with_zero_row
+from foundation.model.layout import Bucket, gather_buckets, scatter_back
 
 DECAYS_DAYS = (7.0, 28.0, 112.0)
 NUM_SIGNALS = len(DECAYS_DAYS) + 2
@@ -31,20 +31,18 @@ def match_signals(candidate_ids: Tensor, event_ids: Tensor, ages_days: Tensor, b
     Source: ours; the counts that a ranking team would keep as as-of statistics, taken from the sequence itself.
     """
     decays = torch.exp(-ages_days[:, None] / ages_days.new_tensor(DECAYS_DAYS))
-    weights = with_zero_row(torch.cat([torch.ones_like(ages_days)[:, None], decays], dim=1))
-    freshness = with_zero_row(1.0 / (1.0 + ages_days))
-    asked_ids = torch.where(candidate_ids > 0, candidate_ids, NO_ID)
-    asked_ids, seen_ids = (with_zero_row(ids) for ids in _as_floats(asked_ids, event_ids))
-    signals = [
-        _signals(
-            gather_padded(asked_ids, bucket.candidates).transpose(1, 2),
-            gather_padded(seen_ids, bucket.events).transpose(1, 2),
-            gather_padded(weights, bucket.events),
-            gather_padded(freshness, bucket.events),
-        )
-        for bucket in buckets
-    ]
-    return scatter_back(signals, [bucket.candidates for bucket in buckets], len(candidate_ids))
+    weights = torch.cat([torch.ones_like(ages_days)[:, None], decays], dim=1)
+    asked_ids, seen_ids = _as_floats(torch.where(candidate_ids > 0, candidate_ids, NO_ID), event_ids)
+    events, candidates = [bucket.events for bucket in buckets], [bucket.candidates for bucket in buckets]
+    parts = zip(
+        gather_buckets(asked_ids, candidates),
+        gather_buckets(seen_ids, events),
+        gather_buckets(weights, events),
+        gather_buckets(1.0 / (1.0 + ages_days), events),
+        strict=True,
+    )
+    signals = [_signals(asked.transpose(1, 2), seen.transpose(1, 2), *others) for asked, seen, *others in parts]
+    return scatter_back(signals, candidates, len(candidate_ids))
 
 
 def _as_floats(candidate_ids: Tensor, event_ids: Tensor) -> tuple[Tensor, Tensor]:

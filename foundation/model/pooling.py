@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from foundation.model.kron import SumKronLinear
-from foundation.model.layout import bucket_by_length, gather_padded, scatter_back, with_zero_row
+from foundation.model.layout import bucket_by_length, gather_buckets, scatter_back
 
 
 class SeedPooling(nn.Module):
@@ -38,11 +38,10 @@ class SeedPooling(nn.Module):
 
         places = torch.arange(len(offsets), device=offsets.device)
         buckets = bucket_by_length(offsets, places)  # one "candidate" a request: the request
-        weights, values = with_zero_row(weights), with_zero_row(values)
+        padded = [bucket.events for bucket in buckets]
         sums = [
-            gather_padded(weights, bucket.events).permute(0, 2, 3, 1)
-            @ gather_padded(values, bucket.events).transpose(1, 2)
-            for bucket in buckets
+            w.permute(0, 2, 3, 1) @ v.transpose(1, 2)
+            for w, v in zip(gather_buckets(weights, padded), gather_buckets(values, padded), strict=True)
         ]
         joined = scatter_back(
             [part.flatten(1).unsqueeze(1) for part in sums], [bucket.candidates for bucket in buckets], len(offsets) - 1

@@ -2,7 +2,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foundation.model.layout import bucket_by_length, gather_padded, newest, padded_places, scatter_back, with_zero_row
+from foundation.model.layout import (
+    bucket_by_length,
+    gather_buckets,
+    gather_padded,
+    newest,
+    padded_places,
+    scatter_back,
+    with_zero_row,
+)
 
 REQUESTS = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5)), min_size=1, max_size=12)
 LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=12)
@@ -84,3 +92,13 @@ def test_what_buckets_make_of_their_rows_finds_the_way_back(requests):
     assert torch.equal(back, flat)
     (back * back).sum().backward()
     assert torch.equal(flat.grad, 2 * flat)
+
+
+@given(lengths=LENGTHS)
+def test_one_gather_for_all_buckets_gives_each_its_rows(lengths):
+    offsets = offsets_of(lengths)
+    flat = torch.arange(1.0, 1 + 2 * sum(lengths)).reshape(-1, 2)
+    places = [bucket.events for bucket in bucket_by_length(offsets, torch.arange(len(offsets)))]
+    for part, place in zip(gather_buckets(flat, places), places, strict=True):
+        rows = [[[0.0, 0.0] if at == len(flat) else flat[at].tolist() for at in row] for row in place.tolist()]
+        assert part.tolist() == rows
