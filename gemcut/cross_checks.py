@@ -53,7 +53,8 @@ def check_feature_tables(schema: Schema) -> Iterator[Problem]:
 def check_feature_names(schema: Schema) -> Iterator[Problem]:
     """Names are unique where they meet: among a request's, a candidate's and a log's features; none is reserved."""
     for path, feature in _features(schema):
-        if feature.name in _RESERVED:
+        reserved = feature.name in _RESERVED
+        if reserved and not (feature.name == SURFACE and path.startswith("data.events.")):
             remedy = "It is there without being declared: remove it, or name it otherwise."
             yield Problem(f"{path}.name", f"a name other than {listed(_RESERVED)}", f"`{feature.name}`", remedy)
     for group in _groups(schema):

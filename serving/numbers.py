@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 TRANSFORMS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
     "identity": lambda x: x,
@@ -18,7 +18,7 @@ TRANSFORMS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
 class NumberRule(BaseModel):
     """Raw number to model input: `clip((transform(x) - shift) / scale, -clip, clip)`.
 
-    A missing or non-finite number becomes 0 after the transform, that is "average".
+    A missing or non-finite number becomes `missing`, by default 0, that is "average".
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,6 +29,17 @@ class NumberRule(BaseModel):
     shift: float = Field(default=0.0, allow_inf_nan=False, description="Subtracted after the transform.")
     scale: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="Divides after the shift.")
     clip: float = Field(default=10.0, gt=0, allow_inf_nan=False, description="Largest absolute value a model sees.")
+    missing: float = Field(
+        default=0.0, allow_inf_nan=False, description="What a model sees where there is no number; within `clip`."
+    )
+
+    @model_validator(mode="after")
+    def _missing_is_within_clip(self) -> NumberRule:
+        if abs(self.missing) > self.clip:
+            raise ValueError(
+                f"expected `missing` from -{self.clip:g} to {self.clip:g}, as `clip` says; got {self.missing:g}"
+            )
+        return self
 
 
 def encode_numbers(values: NDArray[np.floating], rule: NumberRule) -> NDArray[np.float32]:
@@ -50,4 +61,4 @@ def encode_numbers(values: NDArray[np.floating], rule: NumberRule) -> NDArray[np
     x = TRANSFORMS[rule.transform](np.where(known, raw, 0.0))
     with np.errstate(over="ignore"):  # beyond float64 is infinite, which clips as it should
         x = np.clip((x - rule.shift) / rule.scale, -rule.clip, rule.clip)
-    return np.where(known, x, 0.0).astype(np.float32)
+    return np.where(known, x, rule.missing).astype(np.float32)

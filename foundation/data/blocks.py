@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import groupby, pairwise
@@ -99,13 +100,18 @@ class BlockReader:
         self._columns += [f"context.{feature.name}" for feature in self._context]
         self._columns += [f"candidate.{feature.name}" for feature in self._candidate]
         self._columns += [f"label.{objective}" for objective in schema.objectives]
+        self._request_statistics, self._statistics = schema.request_statistics(), schema.candidate_statistics()
+        self._statistic_columns = [feature.name for feature in (*self._request_statistics, *self._statistics)]
         self._surface_ids = encode_ids(pa.array(schema.surfaces), schema.id_space(SURFACE), SURFACE)
         self._firsts = np.array([group.first for group in store.row_groups], dtype=np.int64)
 
     @cached_property
     def empty(self) -> Block:
         """A block of no requests, with arrays of the right widths."""
-        return self._block(pq.read_schema(self._store.parts[0]).empty_table(), np.zeros(0, np.int64))
+        table = pq.read_schema(self._store.parts[0]).empty_table()
+        if self._statistic_columns:
+            table = _beside_it(table, pq.read_schema(self._store.statistics_parts[0]).empty_table())
+        return self._block(table, np.zeros(0, np.int64))
 
     def read(self, positions: Int64Array) -> Iterator[Block]:
         """The requests at these ascending positions, in blocks that are each of one row group."""
@@ -113,16 +119,35 @@ class BlockReader:
         edges = np.flatnonzero(np.diff(groups, prepend=-1, append=-1))
         wanted = [(self._store.row_groups[groups[edge]], edge, end) for edge, end in pairwise(edges.tolist())]
         for part, pieces in groupby(wanted, key=lambda piece: piece[0].part):
-            path = self._store.parts[part]
-            with whole_file(path), pq.ParquetFile(path, memory_map=True, read_dictionary=self._dictionaries) as file:
+            with self._part(part) as read:
                 for group, edge, end in pieces:
-                    table = file.read_row_group(group.group, columns=self._columns, use_threads=False)
+                    table = read(group.group)
                     rows = positions[edge:end] - group.first
                     chosen = table if len(rows) == table.num_rows else table.take(rows)
                     yield self._block(chosen, positions[edge:end])
 
+    @contextmanager
+    def _part(self, part: int) -> Iterator[Callable[[int], pa.Table]]:
+        """A part, open, as a function that gives a row group of it with its statistics."""
+        path, beside = self._store.parts[part], self._store.statistics_parts[part]
+        with ExitStack() as stack:
+            stack.enter_context(whole_file(path))
+            file = stack.enter_context(pq.ParquetFile(path, memory_map=True, read_dictionary=self._dictionaries))
+            if self._statistic_columns:
+                stack.enter_context(whole_file(beside))
+                statistics = stack.enter_context(pq.ParquetFile(beside, memory_map=True))
+
+            def read(group: int) -> pa.Table:
+                table = file.read_row_group(group, columns=self._columns, use_threads=False)
+                if not self._statistic_columns:
+                    return table
+                more = statistics.read_row_group(group, columns=self._statistic_columns, use_threads=False)
+                return _beside_it(table, more)
+
+            yield read
+
     def _block(self, table: pa.Table, positions: Int64Array) -> Block:
-        raw = {name: _whole(table[name]) for name in self._columns}
+        raw = {name: _whole(table[name]) for name in (*self._columns, *self._statistic_columns)}
         users, surfaces = raw["user"].to_numpy(), raw["surface"].to_numpy()
         items = raw["candidates"].flatten().to_numpy()
         ids, numbers = self._request_features(raw, users, surfaces)
@@ -145,7 +170,9 @@ class BlockReader:
         self, raw: dict[str, pa.Array], users: NDArray[np.int32], surfaces: NDArray[np.int32]
     ) -> tuple[Int64Array, Float32Array]:
         context = {feature.name: raw[f"context.{feature.name}"] for feature in self._context}
-        ids, numbers = matrices(context, self._context, self._schema, num_rows=len(users))
+        context |= {feature.name: raw[feature.name] for feature in self._request_statistics}
+        features = (*self._context, *self._request_statistics)
+        ids, numbers = matrices(context, features, self._schema, num_rows=len(users))
         of_user, of_surface = self._store.users.ids.take(users, axis=0), self._surface_ids[surfaces]
         return (
             np.concatenate([of_user[:, :1], of_surface[:, None], of_user[:, 1:], ids], axis=1),
@@ -156,7 +183,9 @@ class BlockReader:
         self, raw: dict[str, pa.Array], items: NDArray[np.int32]
     ) -> tuple[Int64Array, Float32Array]:
         own = {feature.name: raw[f"candidate.{feature.name}"].flatten() for feature in self._candidate}
-        ids, numbers = matrices(own, self._candidate, self._schema, num_rows=len(items))
+        own |= {feature.name: raw[feature.name].flatten() for feature in self._statistics}
+        features = (*self._candidate, *self._statistics)
+        ids, numbers = matrices(own, features, self._schema, num_rows=len(items))
         return _beside(self._store.items.ids, items, ids), _beside(self._store.items.numbers, items, numbers)
 
     def _labels(self, raw: dict[str, pa.Array], num_rows: int) -> Float32Array:
@@ -194,6 +223,11 @@ class EventReader:
 def _strings(features: tuple[Feature, ...], schema: Schema) -> list[str]:
     """Names of the features whose raw values are strings; these are read as dictionaries, to hash each value once."""
     return [feature.name for feature in ids_of(features) if schema.id_space(feature.table_name).type == "string"]
+
+
+def _beside_it(table: pa.Table, more: pa.Table) -> pa.Table:
+    """The columns of two tables of the same rows."""
+    return pa.table([*table.columns, *more.columns], names=[*table.column_names, *more.column_names])
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

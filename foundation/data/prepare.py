@@ -24,7 +24,8 @@ from foundation.data.schema import Schema
 from foundation.data.sources import Source, read_sources
 from foundation.data.sql import connect
 from foundation.data.staging import Staging, stage_events, stage_items, stage_requests, stage_users
-from foundation.data.store import StoreManifest, content_digest, read_manifest, summarise
+from foundation.data.statistics import write_statistics
+from foundation.data.store import StoreManifest, content_digest, read_manifest, statistic_digests, summarise
 from serving.errors import DataError, Problem, UserError
 
 Progress = Callable[[float, str], None]
@@ -61,12 +62,17 @@ def prepare(
     sources = read_sources(schema, root)
     inputs = input_digest(schema, root, sources)
     partial = target.with_name(f"{target.name}.partial")
-    if (made := _finished(target, inputs)) is not None:
+    made = _finished(target, inputs)
+    if made is not None and made.statistics == statistic_digests(schema):
         shutil.rmtree(partial, ignore_errors=True)
         say(1.0, ALREADY)
         return made
-    with disk_errors(partial), _workplace(partial, inputs, say):
-        _make(schema, sources, partial, memory=memory, threads=threads, say=say)
+    with disk_errors(partial), _workplace(partial, inputs + orjson.dumps(statistic_digests(schema)).decode(), say):
+        if made is not None:
+            _link_all_but_statistics(target, partial / "store")
+        else:
+            _make(schema, sources, partial, memory=memory, threads=threads, say=say)
+        _make_statistics(schema, partial, memory=memory, threads=threads, say=say)
         manifest = _sealed(schema, partial / "store", inputs)
         _publish(partial / "store", target)
     shutil.rmtree(partial, ignore_errors=True)
@@ -101,10 +107,29 @@ def _make(
         say(0.5, "requests")
         stage_requests(staging)
         for done in write_parts(staging):
-            say(0.7 + 0.2 * done, "requests")
-        say(0.9, "row ids")
+            say(0.7 + 0.1 * done, "requests")
+        say(0.8, "row ids")
         check_row_ids(staging)
+
+
+def _make_statistics(schema: Schema, partial: Path, *, memory: str, threads: int, say: Progress) -> None:
+    with connect(memory=memory, threads=threads, temporary=partial / "spill") as connection:
+        for done in write_statistics(schema, partial / "store", staged=partial / "staged", connection=connection):
+            say(0.8 + 0.15 * done, "statistics")
     say(0.95, "checksums")
+
+
+def _link_all_but_statistics(made: Path, store: Path) -> None:
+    """Take the files of a store that is right but for its statistics: they never change, so they need no copy."""
+    for name in read_manifest(made).files:
+        target = store / name
+        if not name.startswith("statistics/") and not target.exists():
+            try:
+                os.link(made / name, target)
+            except OSError:  # a file system without links
+                aside = target.with_name(f"{target.name}.aside")
+                shutil.copyfile(made / name, aside)
+                aside.replace(target)
 
 
 def _check(staging: Staging) -> None:
@@ -123,7 +148,7 @@ def _check(staging: Staging) -> None:
 
 
 def _finished(target: Path, inputs: str) -> StoreManifest | None:
-    """The manifest of a whole store made from these inputs."""
+    """The manifest of a whole store made from these inputs, whatever its statistics are."""
     try:
         manifest = read_manifest(target)
         verify_files(target, manifest.files)

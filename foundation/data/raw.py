@@ -54,9 +54,12 @@ class _RawReader:
         firsts = [group.first for group in self.store.row_groups]
         group = self.store.row_groups[int(np.searchsorted(firsts, position, side="right")) - 1]
         part_first = next(g.first for g in self.store.row_groups if g.part == group.part)
-        with pq.ParquetFile(self.store.parts[group.part]) as file:
-            at = position - part_first
-            return parquet_rows(file, at, at + 1).to_pylist()[0]
+        at, found = position - part_first, {}
+        beside = (self.store.statistics_parts,) if self.schema.statistics else ()
+        for parts in (self.store.parts, *beside):
+            with pq.ParquetFile(parts[group.part]) as file:
+                found |= parquet_rows(file, at, at + 1).to_pylist()[0]
+        return found
 
     def _request(self, row: dict[str, Any]) -> dict[str, Any]:
         users = self.schema.data.users.features if self.schema.data.users else ()
@@ -67,6 +70,7 @@ class _RawReader:
             "surface": self.schema.surfaces[row["surface"]],
             **{feature.name: of_user[f"feature.{feature.name}"] for feature in users},
             **{feature.name: row[f"context.{feature.name}"] for feature in self.schema.data.impressions.context},
+            **{feature.name: row[feature.name] for feature in self.schema.request_statistics()},
         }
 
     def _history(self, log: str, user: int, time: int, limit: int) -> Columns:
@@ -79,6 +83,7 @@ class _RawReader:
 
     def _candidates(self, row: dict[str, Any]) -> Columns:
         own = {f.name: row[f"candidate.{f.name}"] for f in self.schema.data.impressions.candidate}
+        own |= {f.name: row[f.name] for f in self.schema.candidate_statistics()}
         return {**self._items(np.array(row["candidates"])), **own}
 
     def _items(self, rows: NDArray[np.integer]) -> Columns:

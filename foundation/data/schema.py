@@ -6,7 +6,7 @@ These models are the `tables`, `data`, `surfaces`, `objectives` and `split` sect
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
@@ -17,11 +17,23 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from serving.ids import IdSpace
 from serving.numbers import NumberRule
+from serving.statistics import IMPRESSIONS, Measure, StatisticRule
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
 TimeUnit = Literal["s", "ms", "us", "ns"]
 
 USER, ITEM, SURFACE = "user", "item", "surface"
+MICROSECOND = timedelta(microseconds=1)
+
+# How statistics become model inputs: the same whatever the data, so that a vocabulary of years needs no new one.
+STATISTIC_RULES: dict[Measure, NumberRule] = {
+    "count": NumberRule(transform="log1p", shift=2.0, scale=2.0),  # none -1, 6 about 0, 400 about 2
+    "recency": NumberRule(
+        transform="log1p", shift=5.0, scale=2.0, missing=3.0
+    ),  # hours; 6 days 0, 3 years 2.6, never 3
+    "positives": NumberRule(transform="log1p", shift=2.0, scale=2.0),
+    "rate": NumberRule(missing=-0.5),  # below every rate: nothing known is not "never"
+}
 
 
 class Section(BaseModel):
@@ -151,6 +163,25 @@ class Objective(Section):
     weight: float = Field(default=1.0, ge=0, le=1000, description="Weight of the objective in the training loss.")
 
 
+class Statistic(Section):
+    """Numbers about what happened before a request: how often by a key, how lately, and with which labels."""
+
+    source: str = Field(description="A log of `data.events`, or `impressions`.")
+    key: tuple[Name, ...] = Field(
+        min_length=1,
+        description="Features whose raw values must agree: id features that both the source and the impressions have, "
+        "`user`, `item` and, where the source has it, `surface` among them.",
+    )
+    windows: tuple[timedelta | Literal["all"], ...] = Field(
+        default=("all",), min_length=1, description="How far back to count, one number each: a duration, or `all`."
+    )
+    recency: bool = Field(default=True, description="Also the hours since the newest one.")
+    objective: Name | None = Field(
+        default=None,
+        description="Of `impressions`: also how many had label 1 of this objective, and which share of the known.",
+    )
+
+
 class Split(Section):
     """Where the training period ends. Always by time, never at random."""
 
@@ -172,6 +203,9 @@ class Schema(Section):
     data: Data
     surfaces: tuple[str, ...] = Field(min_length=1, description="Every surface that the impressions may name.")
     objectives: dict[Name, Objective] = Field(min_length=1, description="What the models predict.")
+    statistics: dict[Name, Statistic] = Field(
+        default={}, description="Counts, recencies and rates as of each request, as further number features."
+    )
 
     def id_space(self, table: str) -> IdSpace:
         """The id space of a table; `surface` is made of the listed surfaces and needs no entry."""
@@ -180,9 +214,10 @@ class Schema(Section):
         return self.tables[table]
 
     def request_features(self) -> tuple[Feature, ...]:
-        """Features with one value a request: the user, the surface, the user's features, the context."""
+        """Features with one value a request: the user, the surface, the user's features, the context, statistics."""
         users = self.data.users.features if self.data.users else ()
-        return (IdFeature(name=USER), IdFeature(name=SURFACE), *users, *self.data.impressions.context)
+        own = (*users, *self.data.impressions.context)
+        return (IdFeature(name=USER), IdFeature(name=SURFACE), *own, *self.request_statistics())
 
     def item_features(self) -> tuple[Feature, ...]:
         """Features of an item, wherever it occurs: the item itself and the items table's."""
@@ -190,12 +225,55 @@ class Schema(Section):
         return (IdFeature(name=ITEM), *items)
 
     def candidate_features(self) -> tuple[Feature, ...]:
-        """Features of a candidate: those of its item, then those of its impression row."""
-        return (*self.item_features(), *self.data.impressions.candidate)
+        """Features of a candidate: those of its item, those of its impression row, then statistics."""
+        return (*self.item_features(), *self.data.impressions.candidate, *self.candidate_statistics())
 
     def event_features(self, log: str) -> tuple[Feature, ...]:
         """Features of one event of a log: those of its item, then its own."""
         return (*self.item_features(), *self.data.events[log].features)
+
+    def statistic_rules(self) -> tuple[StatisticRule, ...]:
+        """The statistics as the counter knows them, in the order of the file."""
+        return tuple(
+            StatisticRule(
+                name=name,
+                source=declared.source,
+                key=declared.key,
+                windows_us=tuple(None if window == "all" else window // MICROSECOND for window in declared.windows),
+                recency=declared.recency,
+                objective=declared.objective,
+                delay_us=self.objectives[declared.objective].delay // MICROSECOND if declared.objective else 0,
+            )
+            for name, declared in self.statistics.items()
+        )
+
+    def is_request_level(self, rule: StatisticRule) -> bool:
+        """True if every candidate of a request has the same values: the key is of features of the request."""
+        return set(rule.key) <= self.key_types(None).keys()
+
+    def request_statistics(self) -> tuple[NumberFeature, ...]:
+        """Values of statistics that a request has."""
+        return _statistic_features(rule for rule in self.statistic_rules() if self.is_request_level(rule))
+
+    def candidate_statistics(self) -> tuple[NumberFeature, ...]:
+        """Values of statistics that each candidate has."""
+        return _statistic_features(rule for rule in self.statistic_rules() if not self.is_request_level(rule))
+
+    def key_types(self, source: str | None) -> dict[str, str]:
+        """What the key of a statistic may name: id features and the type of their values, "int" or "string".
+
+        Args:
+            source: a log or "impressions"; None for what an impression's request has without its candidate.
+        """
+        users = (IdFeature(name=USER), *(self.data.users.features if self.data.users else ()))
+        request = (*users, IdFeature(name=SURFACE), *self.data.impressions.context)
+        if source is None:
+            features = request
+        elif source == IMPRESSIONS:
+            features = (*request, *self.item_features(), *self.data.impressions.candidate)
+        else:
+            features = (*users, *self.event_features(source))
+        return {feature.name: self.id_space(feature.table_name).type for feature in ids_of(features)}
 
     def heads(self) -> Iterator[tuple[str, str]]:
         """Every (surface, objective) pair that exists."""
@@ -230,3 +308,11 @@ def ids_of(features: tuple[Feature, ...]) -> tuple[IdFeature, ...]:
 def numbers_of(features: tuple[Feature, ...]) -> tuple[NumberFeature, ...]:
     """All others, so that none is in no matrix: the numeric ones, in order, the columns of a number matrix."""
     return tuple(feature for feature in features if not isinstance(feature, IdFeature))
+
+
+def _statistic_features(rules: Iterable[StatisticRule]) -> tuple[NumberFeature, ...]:
+    return tuple(
+        NumberFeature(kind="number", name=value.name, rule=STATISTIC_RULES[value.measure])
+        for rule in rules
+        for value in rule.values
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -40,7 +40,7 @@ class StoreManifest(BaseModel):
     Attributes:
         layout: version of `docs/store.md`.
         content_digest: sha256 of the part of the schema that decides what a store holds, by `content_digest`.
-        input_digest: sha256 of what the store was made from, by which a finished run is recognised.
+        input_digest: sha256 of what all but the statistics was made from, by which a finished run is recognised.
         num_requests: requests.
         num_rows: candidates of all requests together.
         num_items: rows of `items.arrow`.
@@ -48,6 +48,7 @@ class StoreManifest(BaseModel):
         num_events: rows of each log.
         first_time: time of the first request, microseconds since 1970 UTC.
         last_time: time of the last request.
+        statistics: digest of the declaration of each statistic, by `statistic_digests`.
         files: size and sha256 of every file by its path in the store.
         fingerprint: sha256 over the files' digests.
     """
@@ -64,6 +65,7 @@ class StoreManifest(BaseModel):
     num_events: dict[str, int]
     first_time: int
     last_time: int
+    statistics: dict[str, str] = {}
     files: dict[str, FileDigest]
     fingerprint: str
 
@@ -116,6 +118,12 @@ def content_digest(schema: Schema) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def statistic_digests(schema: Schema) -> dict[str, str]:
+    """sha256 of each statistic's declaration: what it counts and what its values are called."""
+    rules = {rule.name: orjson.dumps(asdict(rule), option=orjson.OPT_SORT_KEYS) for rule in schema.statistic_rules()}
+    return {name: hashlib.sha256(content).hexdigest() for name, content in rules.items()}
+
+
 def read_manifest(folder: Path) -> StoreManifest:
     """The manifest of a store.
 
@@ -157,6 +165,7 @@ def summarise(folder: Path, schema: Schema, *, input_digest: str) -> StoreManife
         num_events={log: map_columns(folder / "events" / f"{log}.arrow").num_rows for log in schema.data.events},
         first_time=int(times[0][0]),
         last_time=int(times[-1][-1]),
+        statistics=statistic_digests(schema),
         files=files,
         fingerprint=fingerprint(files),
     )
@@ -168,6 +177,7 @@ class Store:
     def __init__(self, folder: Path, schema: Schema, manifest: StoreManifest) -> None:
         self.folder, self.schema, self.manifest = folder, schema, manifest
         self.parts = tuple(folder / name for name in sorted(manifest.files) if name.startswith("requests/"))
+        self.statistics_parts = tuple(folder / "statistics" / part.name for part in self.parts)
         self.row_groups = _row_groups(self.parts)
         items, users = map_columns(folder / "items.arrow"), map_columns(folder / "users.arrow")
         user_features = schema.data.users.features if schema.data.users else ()
@@ -189,12 +199,17 @@ class Store:
 
         Raises:
             DataError: there is no store, or a file of it is damaged.
-            MismatchError: other layout, other schema, or files that are not those of the manifest.
+            MismatchError: other layout, other schema, or files that are not those of the manifest. The store may
+                have statistics that the schema does not declare.
         """
         manifest = read_manifest(folder)
         if manifest.content_digest != content_digest(schema):
             expected = "a store made with this project's tables, columns, types and surfaces"
             raise MismatchError(Problem(str(folder), expected, "one made with others", AGAIN))
+        for name, digest in statistic_digests(schema).items():
+            if manifest.statistics.get(name) != digest:
+                got = "one declared otherwise" if name in manifest.statistics else "none"
+                raise MismatchError(Problem(str(folder), f"statistic `{name}` as this project declares it", got, AGAIN))
         verify_files(folder, manifest.files, contents=verify)
         with whole_file(folder):
             return cls(folder, schema, manifest)
