@@ -59,7 +59,7 @@ class HistoryInterest(nn.Module):
     """One log as each candidate sees it: the weighted sum of its newest events.
 
     A candidate and an event are compared on their item features, which are in the same tables, in one projection to
-    `2 * width` (ours: on all of them a comparison costs four times as much). The sum is over all that is known of the
+    `2 * width` (ours: a comparison then costs the same however many features). The sum is over all that is known of the
     event: these features, its own, its numbers and the logarithm of its age.
     """
 
