@@ -11,6 +11,7 @@ import numpy as np
 
 from foundation.data.batch import History, Int64Array, RequestBatch
 from foundation.data.blocks import Block, BlockReader, EventReader
+from foundation.data.deal import deal, work_of
 from foundation.data.history import as_of
 from foundation.data.prefetch import prefetched
 from foundation.data.schema import Schema
@@ -23,7 +24,7 @@ class ReaderState(TypedDict):
 
     Attributes:
         next: place in the selection of the first request that no rank has been given yet.
-        digest: sha256 of the selection and the store.
+        digest: sha256 of the store and of the positions before `next`: it holds for every selection that begins so.
     """
 
     next: int
@@ -31,19 +32,19 @@ class ReaderState(TypedDict):
 
 
 class _Step(NamedTuple):
-    """One batch of this rank: its rows of the selection, and where the global batch ends."""
+    """One batch of this rank: its requests, and where the global batch ends in the selection."""
 
-    first: int
-    last: int
+    positions: Int64Array
     end: int
 
 
 class Reader:
     """One pass over selected requests, in order.
 
-    Global batch i is requests i * B to (i + 1) * B of what is left of the selection; rank r of W takes its r-th even
-    piece, which may be empty: all ranks take the same number of steps and together see the same data whatever W is.
-    A reader yields what is left: after the last batch nothing. For another pass make another reader.
+    Global batch i is requests i * B to (i + 1) * B of what is left of the selection. Its requests are dealt to the
+    ranks so that each has as many events and candidates to work on; a rank may get none. All ranks take the same number
+    of steps and together see the same data whatever their number is. A reader yields what is left: after the last batch
+    nothing. For another pass make another reader.
 
     Args:
         store: an open store.
@@ -80,8 +81,7 @@ class Reader:
         self._blocks = BlockReader(store, schema)
         self._events = {log: EventReader(store, schema, log) for log in schema.data.events}
         self._limits, self._prefetch = limits, prefetch
-        digest = hashlib.sha256(store.fingerprint.encode() + self._positions.astype("<i8").tobytes())
-        self._next, self._digest = 0, digest.hexdigest()
+        self._store, self._next = store, 0
         self._running: Generator[tuple[_Step, RequestBatch], None, None] | None = None
 
     def __len__(self) -> int:
@@ -116,17 +116,20 @@ class Reader:
 
     def state_dict(self) -> ReaderState:
         """Where the reader is: after the batches it has yielded, whatever was made ahead."""
-        return {"next": self._next, "digest": self._digest}
+        return {"next": self._next, "digest": self._digest(self._next)}
 
     def load_state_dict(self, state: ReaderState) -> None:
-        """Go to where a reader of the same selection was, with this reader's ranks and batch size.
+        """Go to where a reader of a selection that began like this one was, with this reader's ranks and batch size.
+
+        What had been read then must be the beginning of this selection; what follows may differ, as where a period
+        ends later.
 
         Raises:
-            MismatchError: the state is of another store or selection.
+            MismatchError: the state is of another store, or what was read is not how this selection begins.
         """
-        if state["digest"] != self._digest or not 0 <= state["next"] <= len(self._positions):
-            expected = f"the selection {self._digest[:12]} of {len(self._positions):,} requests"
-            got = f"{state['digest'][:12]} at request {state['next']:,}"
+        if not 0 <= state["next"] <= len(self._positions) or state["digest"] != self._digest(state["next"]):
+            expected = f"a place in this selection of {len(self._positions):,} requests"
+            got = f"request {state['next']:,} of another selection or store, {state['digest'][:12]}"
             remedy = "Go on with the store and the split that the checkpoint was made with, or start afresh."
             raise MismatchError(Problem("checkpoint: reader", expected, got, remedy))
         self.close()
@@ -142,23 +145,30 @@ class Reader:
         assert ends[0] >= 0, f"position {ends[0]}"
         assert ends[1] < max(store.manifest.num_requests, 1), f"position {ends[1]} of {store.manifest.num_requests}"
 
+    def _digest(self, num_read: int) -> str:
+        read = self._positions[:num_read].astype("<i8").tobytes()
+        return hashlib.sha256(self._store.fingerprint.encode() + read).hexdigest()
+
     def _steps(self, start: int) -> Iterator[_Step]:
-        for first in range(start, len(self._positions), self._batch_requests):
-            end = min(first + self._batch_requests, len(self._positions))
-            edges = [first + (end - first) * rank // self._world_size for rank in (self._rank, self._rank + 1)]
-            yield _Step(edges[0], edges[1], end)
+        """Every batch from a place in the selection on; each rank makes the same deal and takes its share."""
+        left, size = self._positions[start:], self._batch_requests
+        mine = np.ones(len(left), dtype=bool)
+        if self._world_size > 1:
+            mine = deal(work_of(self._store, left, self._limits), size, self._world_size) == self._rank
+        for first in range(0, len(left), size):
+            here = slice(first, first + size)
+            yield _Step(left[here][mine[here]], start + min(first + size, len(left)))
 
     def _made(self, start: int) -> Iterator[tuple[_Step, RequestBatch]]:
         """Batches from a place in the selection on, cut from blocks that each come from one row group."""
         steps = list(self._steps(start))
-        wanted = [self._positions[step.first : step.last] for step in steps]
-        blocks = self._blocks.read(np.concatenate([*wanted, self._positions[:0]]))
+        blocks = self._blocks.read(np.concatenate([*(step.positions for step in steps), self._positions[:0]]))
         pending: list[Block] = []
-        for step, positions in zip(steps, wanted, strict=True):
-            while sum(block.num_requests for block in pending) < len(positions):
+        for step in steps:
+            while sum(block.num_requests for block in pending) < len(step.positions):
                 pending.append(next(blocks))
             block = Block.joined(pending or [self._blocks.empty])
-            taken, rest = block.split(len(positions))
+            taken, rest = block.split(len(step.positions))
             pending = [rest] if rest.num_requests else []
             yield step, self._batch(taken)
 

@@ -230,13 +230,27 @@ class Store:
         return self._times_and_surfaces[1]
 
     @cached_property
+    def users_of_requests(self) -> NDArray[np.int32]:
+        """[R] int32: row of each request's user."""
+        return self._read("user")["user"].to_numpy()
+
+    @cached_property
+    def candidate_counts(self) -> Int64Array:
+        """[R] int64: candidates of each request."""
+        lists = self._read("candidates")["candidates"]
+        return np.concatenate([np.diff(piece.offsets.to_numpy()) for piece in lists.chunks]).astype(np.int64)
+
+    @cached_property
     def _times_and_surfaces(self) -> tuple[Int64Array, NDArray[np.int32]]:
+        table = self._read("time", "surface")
+        return table["time"].to_numpy(), table["surface"].to_numpy()
+
+    def _read(self, *columns: str) -> pa.Table:
         pieces: list[pa.Table] = []
         for part in self.parts:
             with whole_file(part), pq.ParquetFile(part) as file:
-                pieces.append(file.read(columns=["time", "surface"]))
-        table = pa.concat_tables(pieces)
-        return table["time"].to_numpy(), table["surface"].to_numpy()
+                pieces.append(file.read(columns=list(columns)))
+        return pa.concat_tables(pieces)
 
     def select(
         self, surfaces: tuple[str, ...] | None = None, *, start: int | None = None, end: int | None = None

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from foundation.data.batch import History, RequestBatch
+from foundation.data.deal import work_of
 from foundation.data.reader import Reader
 from serving.errors import DataError, MismatchError
 
@@ -75,6 +76,31 @@ def test_what_is_read_does_not_depend_on_batch_size_or_prefetch(log, whole, size
     assert_equal(joined(batches), whole)
 
 
+def in_order(batch):
+    """The same requests by ascending position, one by one."""
+    return joined([one_request(batch, place) for place in np.argsort(batch.positions)])
+
+
+def one_request(batch, place):
+    per_row = slice(*batch.candidate_offsets[place : place + 2])
+    taken = {
+        field.name: getattr(batch, field.name)[per_row if field.name in PER_ROW else slice(place, place + 1)]
+        for field in fields(RequestBatch)
+        if field.name not in ("candidate_offsets", "histories")
+    }
+    histories = {}
+    for log, history in batch.histories.items():
+        start, end = history.offsets[place : place + 2]
+        rows = (getattr(history, name)[start:end] for name in ("ids", "numbers", "times"))
+        histories[log] = History(np.array([0, end - start]), *rows)
+    offsets = np.array([0, per_row.stop - per_row.start])
+    return RequestBatch(**taken, candidate_offsets=offsets, histories=histories)
+
+
+def work_in(batch):
+    return batch.num_candidates + sum(len(history.times) for history in batch.histories.values())
+
+
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 @pytest.mark.parametrize("size", [32, 3])
 def test_ranks_together_read_what_one_reads_step_by_step(log, world_size, size):
@@ -82,19 +108,33 @@ def test_ranks_together_read_what_one_reads_step_by_step(log, world_size, size):
     ranks = [list(reading(log, size=size, rank=rank, world_size=world_size)) for rank in range(world_size)]
     assert [len(batches) for batches in ranks] == [len(alone)] * world_size
     for step, batch in enumerate(alone):
-        assert_equal(joined([batches[step] for batches in ranks]), batch)
-        sizes = [batches[step].num_requests for batches in ranks]
-        assert max(sizes) - min(sizes) <= 1
+        assert_equal(in_order(joined([batches[step] for batches in ranks])), batch)
+        for batches in ranks:
+            assert (np.diff(batches[step].positions) > 0).all()
+
+
+def test_no_rank_has_more_work_than_the_mean_and_one_request(log):
+    alone = list(reading(log, size=64))
+    ranks = [list(reading(log, size=64, rank=rank, world_size=3)) for rank in range(3)]
+    for step, batch in enumerate(alone):
+        heaviest = max(work_in(one_request(batch, place)) for place in range(batch.num_requests))
+        assert max(work_in(batches[step]) for batches in ranks) <= work_in(batch) / 3 + heaviest
+
+
+def test_the_work_of_a_request_is_what_is_read_for_it(log, whole):
+    limits = {name: events.limit for name, events in log.schema.data.events.items()}
+    expected = [work_in(one_request(whole, place)) for place in range(NUM_REQUESTS)]
+    assert work_of(log.store, log.store.select(), limits).tolist() == expected
 
 
 def test_a_rank_without_requests_still_takes_the_step(log):
     positions = log.store.select()[:1]
     batches = [next(iter(reading(log, positions, rank=rank, world_size=4))) for rank in range(4)]
-    assert [batch.num_requests for batch in batches] == [0, 0, 0, 1]
-    for batch in batches[:3]:
+    assert [batch.num_requests for batch in batches] == [1, 0, 0, 0]
+    for batch in batches[1:]:
         assert batch.candidate_offsets.tolist() == [0]
         assert batch.histories["orders"].offsets.tolist() == [0]
-    assert_equal(joined(batches), batches[3])
+    assert_equal(joined(batches), batches[0])
 
 
 def test_a_selection_yields_its_requests_and_reads_no_other_row_group(log, whole):
@@ -160,9 +200,32 @@ def test_iterating_again_goes_on_where_the_last_iteration_was_left(log):
 
 
 def test_the_state_of_another_selection_is_refused(log):
-    state = reading(log, log.store.select(("home",))).state_dict()
+    other = reading(log, log.store.select(("home",)), size=10)
+    next(iter(other))
     with pytest.raises(MismatchError, match="start afresh"):
-        reading(log).load_state_dict(state)
+        reading(log).load_state_dict(other.state_dict())
+
+
+def test_the_state_of_another_store_is_refused(log):
+    state = reading(log).state_dict()
+    assert state["next"] == 0
+    with pytest.raises(MismatchError, match="start afresh"):
+        reading(log).load_state_dict(state | {"digest": "0" * 64})
+
+
+def test_a_later_selection_that_begins_with_what_was_read_goes_on(log, whole):
+    earlier = reading(log, log.store.select()[:100], size=30)
+    before = list(earlier)
+    later = reading(log, size=30)
+    later.load_state_dict(earlier.state_dict())
+    assert_equal(joined([*before, *later]), whole)
+
+
+def test_a_selection_shorter_than_what_was_read_is_refused(log):
+    longer = reading(log, size=30)
+    list(longer)
+    with pytest.raises(MismatchError, match="start afresh"):
+        reading(log, log.store.select()[:100]).load_state_dict(longer.state_dict())
 
 
 def test_history_limits_keep_the_newest(log, whole):
