@@ -8,18 +8,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from foundation.config import ModelConfig
-from foundation.data.schema import ITEM, SURFACE, USER, Feature, IdFeature, Schema, Split
+from foundation.data.schema import ITEM, SURFACE, USER, Feature, IdFeature, NumberFeature, Schema, Split, Statistic
 from serving.errors import Problem, did_you_mean, listed
+from serving.statistics import IMPRESSIONS
 from transfer.config import Placement
 
 Named = tuple[str, Feature]
 
 _RESERVED = (USER, ITEM, SURFACE, "time")
 _EARLIEST, _LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
+_LONGEST_NAME, _LONGEST_WINDOW = 63, timedelta(days=36_500)
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -74,6 +76,72 @@ def check_store_names(schema: Schema) -> Iterator[Problem]:
         if feature.name in taken:
             remedy = "Rename the feature, and give its `column`."
             yield Problem(f"{path}.name", "a name that the store does not use", f"`{feature.name}`", remedy)
+
+
+def check_statistics(schema: Schema) -> Iterator[Problem]:
+    """A statistic's source, key parts and objective exist, its windows are above 0, and no two values share a name."""
+    for name, statistic in schema.statistics.items():
+        where = f"statistics.{name}"
+        yield from _repeated(f"{where}.key", statistic.key)
+        yield from _windows(where, statistic)
+        if statistic.source == IMPRESSIONS or statistic.source in schema.data.events:
+            yield from _key_parts(where, statistic, schema)
+        else:
+            known = (IMPRESSIONS, *schema.data.events)
+            remedy = did_you_mean(statistic.source, known, "Add the log to `data.events`, or use one of them.")
+            yield Problem(f"{where}.source", f"one of {listed(known)}", f"`{statistic.source}`", remedy)
+        if statistic.objective is not None:
+            yield from _unknown(f"{where}.objective", statistic.objective, schema.objectives, what="objectives")
+            if statistic.source in schema.data.events:
+                got, remedy = f"the log `{statistic.source}`", f"Remove `objective`, or use `source: {IMPRESSIONS}`."
+                yield Problem(f"{where}.objective", "`source: impressions`, whose rows have labels", got, remedy)
+    if schema.statistics and IMPRESSIONS in schema.data.events:
+        remedy = "Name the log otherwise."
+        yield Problem(f"data.events.{IMPRESSIONS}", "a name that no other source of statistics has", "it", remedy)
+    yield from _value_names(schema)
+
+
+def _windows(where: str, statistic: Statistic) -> Iterator[Problem]:
+    yield from _repeated(f"{where}.windows", [str(window) for window in statistic.windows])
+    for position, window in enumerate(statistic.windows):
+        if isinstance(window, timedelta) and not timedelta(0) < window <= _LONGEST_WINDOW:
+            expected = f"a duration above 0, at most {_LONGEST_WINDOW.days:,} days"
+            yield Problem(f"{where}.windows.{position}", expected, str(window), "Change it, or write `all`.")
+
+
+def _key_parts(where: str, statistic: Statistic, schema: Schema) -> Iterator[Problem]:
+    """Each part of the key is an id feature of the source and of the impressions, with values of one type."""
+    theirs, shown = schema.key_types(statistic.source), schema.key_types(IMPRESSIONS)
+    both = [name for name in theirs if name in shown]
+    for position, part in enumerate(statistic.key):
+        place, remedy = f"{where}.key.{position}", did_you_mean(part, both, f"Use some of {listed(both)}.")
+        numeric = part in _number_names(schema)
+        if part not in theirs or part not in shown:
+            lacking = f"`{statistic.source}`" if part not in theirs else "the impressions"
+            got = f"`{part}`, a number" if numeric else f"`{part}`, which {lacking} lacks"
+            yield Problem(place, "an id feature of both the source and the impressions", got, remedy)
+        elif theirs[part] != shown[part]:
+            got = f"`{part}` of type {theirs[part]} in `{statistic.source}`, {shown[part]} in the impressions"
+            yield Problem(place, "raw values of one type", got, "Give both a table of one `type`, or rename one.")
+
+
+def _value_names(schema: Schema) -> Iterator[Problem]:
+    """Names of statistics' values: not too long, and unique among the features beside them."""
+    taken = {feature.name: path for path, feature in _features(schema) if not path.startswith("data.events.")}
+    for rule in schema.statistic_rules():
+        where = f"statistics.{rule.name}"
+        longest = max((value.name for value in rule.values), key=len)
+        if len(longest) > _LONGEST_NAME:
+            expected, got = (
+                f"values with names of at most {_LONGEST_NAME} characters",
+                f"`{longest}`, of {len(longest)}",
+            )
+            yield Problem(where, expected, got, "Shorten the name.")
+        for value in rule.values:
+            if value.name in taken and taken[value.name] != where:
+                got = f"`{value.name}`, which {taken[value.name]} has too"
+                yield Problem(where, "a name once among features that meet", got, "Rename one of the two.")
+            taken.setdefault(value.name, where)
 
 
 def check_surfaces(schema: Schema) -> Iterator[Problem]:
@@ -170,6 +238,10 @@ def _groups(schema: Schema) -> Iterator[list[Named]]:
 
 def _named(path: str, features: Sequence[Feature]) -> list[Named]:
     return [(f"{path}.{position}", feature) for position, feature in enumerate(features)]
+
+
+def _number_names(schema: Schema) -> set[str]:
+    return {feature.name for _, feature in _features(schema) if isinstance(feature, NumberFeature)}
 
 
 def _repeated(where: str, names: Sequence[str]) -> Iterator[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -82,4 +83,5 @@ def _tried(annotation: Any, tag: str | int) -> type[BaseModel] | None:
 
 def _is_type_name(annotation: Any, step: str | int) -> bool:
     """True for the "int" in `(…, "values", 0, "int")`: the member of a union of plain types that was tried."""
-    return step in [kind.__name__ for kind in alternatives(annotation) if kind in (int, str, float, bool)]
+    plain = [kind.__name__ for kind in alternatives(annotation) if kind in (int, str, float, bool, timedelta)]
+    return step in plain or (bool(choices(annotation)) and str(step).startswith("literal["))

@@ -98,6 +98,7 @@ def cross_problems(project: Project) -> list[Problem]:
         *checks.check_feature_tables(project),
         *checks.check_feature_names(project),
         *checks.check_store_names(project),
+        *checks.check_statistics(project),
         *checks.check_surfaces(project),
         *checks.check_placements(project, placements),
         *checks.check_history(project, model, placements),

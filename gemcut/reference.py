@@ -158,7 +158,9 @@ def _name(kind: Any) -> str:
 def _names(annotation: Any) -> str:
     kinds = dict.fromkeys(_name(kind) for kind in alternatives(annotation))
     return " or ".join(
-        "features" if models(annotation) and len(models(annotation)) > 1 else kind + "s" * (kind != "text")
+        "features"
+        if models(annotation) and len(models(annotation)) > 1
+        else kind + "s" * (kind != "text" and "`" not in kind)
         for kind in kinds
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -30,6 +30,7 @@ _STAND_INS: dict[Any, Any] = {
     int: 1,
     str: "stand_in",
     datetime: "2020-01-01T00:00:00",
+    timedelta: "P1D",
     IdSpace: {"buckets": 1},
 }
 
@@ -106,7 +107,7 @@ def _problem(detail: ErrorDetails, root: type[BaseModel], file: str) -> Problem:
     if detail["type"] in ("union_tag_not_found", "union_tag_invalid"):
         return _kind(where, detail, kind)
     got = shortened(detail["input"])
-    if words := choices(kind):
+    if (words := choices(kind)) and len(alternatives(kind)) == 1:
         return Problem(where, f"one of {listed(words)}", got, did_you_mean(str(detail["input"]), words, "Choose one."))
     if detail["type"] == "value_error":
         expected, _, said = str(detail.get("ctx", {}).get("error")).removeprefix("expected ").partition("; got ")

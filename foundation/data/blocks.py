@@ -133,13 +133,14 @@ class BlockReader:
         with ExitStack() as stack:
             stack.enter_context(whole_file(path))
             file = stack.enter_context(pq.ParquetFile(path, memory_map=True, read_dictionary=self._dictionaries))
+            statistics = None
             if self._statistic_columns:
                 stack.enter_context(whole_file(beside))
                 statistics = stack.enter_context(pq.ParquetFile(beside, memory_map=True))
 
             def read(group: int) -> pa.Table:
                 table = file.read_row_group(group, columns=self._columns, use_threads=False)
-                if not self._statistic_columns:
+                if statistics is None:
                     return table
                 more = statistics.read_row_group(group, columns=self._statistic_columns, use_threads=False)
                 return _beside_it(table, more)

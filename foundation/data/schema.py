@@ -242,10 +242,14 @@ class Schema(Section):
                 windows_us=tuple(None if window == "all" else window // MICROSECOND for window in declared.windows),
                 recency=declared.recency,
                 objective=declared.objective,
-                delay_us=self.objectives[declared.objective].delay // MICROSECOND if declared.objective else 0,
+                delay_us=self.label_delay(declared.objective) // MICROSECOND,
             )
             for name, declared in self.statistics.items()
         )
+
+    def label_delay(self, objective: str | None) -> timedelta:
+        """How long after its request a label is settled; 0 without an objective."""
+        return self.objectives[objective].delay if objective in self.objectives else timedelta(0)
 
     def is_request_level(self, rule: StatisticRule) -> bool:
         """True if every candidate of a request has the same values: the key is of features of the request."""
@@ -273,7 +277,8 @@ class Schema(Section):
             features = (*request, *self.item_features(), *self.data.impressions.candidate)
         else:
             features = (*users, *self.event_features(source))
-        return {feature.name: self.id_space(feature.table_name).type for feature in ids_of(features)}
+        known = (*self.tables, SURFACE)
+        return {f.name: self.id_space(f.table_name).type for f in ids_of(features) if f.table_name in known}
 
     def heads(self) -> Iterator[tuple[str, str]]:
         """Every (surface, objective) pair that exists."""

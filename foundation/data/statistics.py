@@ -214,10 +214,8 @@ def _moments(schema: Schema, rule: StatisticRule, key: str, *, known: str) -> st
     label = "NULL::TINYINT" if rule.objective is None else identifier(f"label.{rule.objective}")
     nothing, late = "NULL::TINYINT", rule.delay_us > 0
     if rule.source != IMPRESSIONS:
-        moments = [
-            f"SELECT {key}, time, NULL::BIGINT AS asked, 1 AS seen, {nothing} AS label "
-            f"FROM {identifier(f'log.{rule.source}')} WHERE {known}"
-        ]
+        seen = f"SELECT {key}, time, NULL::BIGINT AS asked, 1 AS seen, {nothing} AS label"
+        moments = [f"{seen} FROM {identifier(f'log.{rule.source}')} WHERE {known}"]
     else:
         itself = number if asking == "shown" else "NULL::BIGINT"
         moments = [

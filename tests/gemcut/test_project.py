@@ -42,6 +42,16 @@ split: {test_from: 2017-11-01}
 placements:
   front: {surface: home, objectives: [click, buy], budget: {limit_ms: 5, rate_per_s: 100}}
 """
+TWO_OF_A_NAME = """\
+statistics:
+  seen: {source: impressions, key: [item], objective: click}
+  seen_click: {source: impressions, key: [item], objective: rate}
+"""
+LAST_OF_DATA = """\
+features: [{kind: number, name: quantity}]
+  items: {files: items.parquet, features: [{kind: number, name: size}]}
+  users: {files: users.parquet, features: [{kind: number, name: age}]}
+"""
 
 
 def load(folder: Path, text: str, *overrides: str) -> LoadedProject:
@@ -261,6 +271,110 @@ SECTIONS = {
         "placements.front.budget",
         "min_duration_s max_duration_s 2 5",
     ),
+    "source of a statistic": (
+        "name: shop",
+        "name: shop\nstatistics: {bought: {source: purchase, key: [user, item]}}",
+        "statistics.bought.source",
+        "impressions `purchase` Did you mean `purchases`",
+    ),
+    "key that the log lacks": (
+        "name: shop",
+        "name: shop\nstatistics: {bought: {source: purchases, key: [item, store]}}",
+        "statistics.bought.key.1",
+        "`store` `purchases` lacks",
+    ),
+    "key that the impressions lack": (
+        LAST_OF_DATA,
+        "features: [{kind: id, name: shelf, table: store}]\nstatistics: {bought: {source: purchases, key: [shelf]}}\n",
+        "statistics.bought.key.0",
+        "`shelf` the impressions lacks",
+    ),
+    "key of another type": (
+        LAST_OF_DATA,
+        "features: [{kind: id, name: store, table: surface}]\nstatistics: {had: {source: purchases, key: [store]}}\n",
+        "statistics.had.key.0",
+        "`store` string int",
+    ),
+    "key that is a number": (
+        "name: shop",
+        "name: shop\nstatistics: {seen: {source: impressions, key: [price]}}",
+        "statistics.seen.key.0",
+        "`price`, a number",
+    ),
+    "key with a part twice": (
+        "name: shop",
+        "name: shop\nstatistics: {seen: {source: impressions, key: [item, item]}}",
+        "statistics.seen.key",
+        "`item` 2 times",
+    ),
+    "no key": (
+        "name: shop",
+        "name: shop\nstatistics: {seen: {source: impressions, key: []}}",
+        "statistics.seen.key",
+        "at least 1",
+    ),
+    "objective of a statistic": (
+        "name: shop",
+        "name: shop\nstatistics: {seen: {source: impressions, key: [item], objective: clik}}",
+        "statistics.seen.objective",
+        "`clik` Did you mean `click`",
+    ),
+    "objective of a log": (
+        "name: shop",
+        "name: shop\nstatistics: {bought: {source: purchases, key: [item], objective: click}}",
+        "statistics.bought.objective",
+        "source: impressions `purchases`",
+    ),
+    "window of no length": (
+        "name: shop",
+        "name: shop\nstatistics: {seen: {source: impressions, key: [item], windows: [all, PT0S]}}",
+        "statistics.seen.windows.1",
+        "above 0 0:00:00",
+    ),
+    "window of more than a century": (
+        "name: shop",
+        "name: shop\nstatistics: {seen: {source: impressions, key: [item], windows: [P40000D]}}",
+        "statistics.seen.windows.0",
+        "36,500 40000",
+    ),
+    "window twice": (
+        "name: shop",
+        "name: shop\nstatistics: {seen: {source: impressions, key: [item], windows: [7d, P7D]}}",
+        "statistics.seen.windows",
+        "2 times",
+    ),
+    "window that is none": (
+        "name: shop",
+        "name: shop\nstatistics: {seen: {source: impressions, key: [item], windows: [week]}}",
+        "statistics.seen.windows.0",
+        "duration all week",
+    ),
+    "statistic with the name of a feature": (
+        "[{kind: number, name: price}]\n" + SOUND.partition("name: price}]\n")[2].partition("placements:")[0],
+        "[{kind: number, name: seen_recency}]\n"
+        + SOUND.partition("name: price}]\n")[2].partition("placements:")[0]
+        + "statistics: {seen: {source: impressions, key: [item]}}\n",
+        "statistics.seen",
+        "`seen_recency` data.impressions.candidate.0",
+    ),
+    "statistics with one name": (
+        "  buy: {delay: 7d, surfaces: [home]}\n",
+        "  buy: {delay: 7d, surfaces: [home]}\n  rate: {}\n" + TWO_OF_A_NAME,
+        "statistics.seen_click",
+        "`seen_click_rate_all` statistics.seen",
+    ),
+    "statistic with a long name": (
+        "name: shop",
+        f"name: shop\nstatistics: {{{'s' * 60}: {{source: impressions, key: [item]}}}}",
+        f"statistics.{'s' * 60}",
+        "63 Shorten",
+    ),
+    "log with the name of the impressions": (
+        LAST_OF_DATA,
+        "features: []\n    impressions: {files: x.parquet}\nstatistics: {seen: {source: impressions, key: [item]}}\n",
+        "data.events.impressions",
+        "no other source",
+    ),
     "time before this century": ("2017-11-01", "1917-11-01", "split.test_from", "2000 1917"),
 }
 
@@ -448,6 +562,16 @@ def documents(draw):
         }
         for name in objectives
     }
+    document["statistics"] = {
+        name: {
+            "source": "impressions",
+            "key": draw(st.lists(st.sampled_from(["user", "item", "surface", "store"]), min_size=1, unique=True)),
+            "windows": draw(st.sampled_from([["all"], ["7d"], ["P1D", "PT36H", "all"]])),
+            "recency": draw(st.booleans()),
+            "objective": draw(st.sampled_from([None, *objectives])),
+        }
+        for name in draw(st.lists(st.sampled_from(["x1", "y2", "z3"]), unique=True))
+    }
     document["split"]["test_from"] = draw(st.datetimes(datetime(2000, 1, 1), datetime(2099, 12, 31))).isoformat()  # noqa: DTZ001
     document["placements"] = {
         draw(names): {
@@ -490,6 +614,7 @@ def test_yaml_is_read_back_as_it_was_written(content):
 def test_no_damage_to_a_file_gives_anything_but_a_project_error(tmp_path_factory, data):
     """Any value in any place, and any place cut out."""
     document = copy.deepcopy(parse(SOUND, ""))
+    document["statistics"] = {"seen": {"source": "impressions", "key": ["item"], "windows": ["7d"], "objective": "buy"}}
     here, key = document, None
     while True:
         keys = list(here) if isinstance(here, dict) else list(range(len(here)))
