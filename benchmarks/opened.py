@@ -1,0 +1,73 @@
+"""A project with its rows in memory, and what the command lines of single baselines share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.rows import Rows, read_rows
+from eval.metrics.calibration import calibration
+from eval.metrics.entropy import normalized_entropy
+from eval.metrics.ranking import auc
+from foundation.data.store import Store
+from gemcut.project import LoadedProject, load_project
+from gemcut.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opened:
+    """A project whose store is made.
+
+    Attributes:
+        loaded: the project file.
+        store: its request store.
+        rows: all rows of the store.
+        until_us: the training cut, microseconds since 1970 UTC.
+        cut: the first test row.
+    """
+
+    loaded: LoadedProject
+    store: Store
+    rows: Rows
+    until_us: int
+    cut: int
+
+
+def opened(path: Path, overrides: Sequence[str] = ()) -> Opened:
+    """Open a project's store, which `gemcut prepare` has made, and read every row.
+
+    Raises:
+        UserError: the project file is wrong, or there is no store of it.
+    """
+    loaded = load_project(path, overrides)
+    space = Workspace(loaded)
+    store = Store.open(space.store, loaded.project)
+    rows = read_rows(store, loaded.project, store.select())
+    return Opened(loaded, store, rows, space.until_us, rows.first_at(space.until_us))
+
+
+def arguments_of(description: str | None) -> argparse.ArgumentParser:
+    """The arguments that every single baseline has."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("project", type=Path, help="the project file; its store must be there")
+    parser.add_argument("--set", action="append", default=[], help="override a field: path.to.field=value")
+    parser.add_argument("--threads", type=int, default=2, help="threads")
+    return parser
+
+
+def table_of(project: Opened, probabilities: Mapping[str, NDArray[np.floating]]) -> str:
+    """A line an objective: AUC, NE and calibration on the test rows whose label is known."""
+    rows, lines = project.rows, [f"{'objective':<16}{'rows':>10}{'AUC':>9}{'NE':>9}{'calibration':>13}"]
+    for name, chances in probabilities.items():
+        labels = rows.labels[project.cut :, rows.place(name)]
+        known = np.isfinite(labels) & np.isfinite(chances)
+        y, p = labels[known], chances[known]
+        lines.append(
+            f"{name:<16}{len(y):>10,}{auc(y, p):>9.4f}{normalized_entropy(y, p):>9.4f}{calibration(y, p):>13.3f}"
+        )
+    return "\n".join(lines)
