@@ -201,7 +201,7 @@ def _key(rule: StatisticRule, row: Row) -> Key | None:
     parts = tuple(row[name] for name in rule.key)
     if any(part is None for part in parts):
         return None
-    return tuple(part % 2**64 if isinstance(part, int | np.integer) else part for part in parts)
+    return tuple(int(part) % 2**64 if isinstance(part, int | np.integer) else part for part in parts)
 
 
 def _measured(seen: _Counts, value: Value, now: int) -> float | None:

@@ -22,12 +22,13 @@ rules = st.builds(
     shift=st.floats(-1e6, 1e6),
     scale=st.floats(1e-6, 1e6),
     clip=st.floats(1e-3, 1e6),
+    missing=st.floats(-1e-3, 1e-3),
 )
 
 
 def slow(value, rule):
     if not math.isfinite(value):
-        return 0.0
+        return rule.missing
     x = FORMULAS[rule.transform](value)
     return min(max((x - rule.shift) / rule.scale, -rule.clip), rule.clip)
 
@@ -62,3 +63,9 @@ def test_an_overflow_is_clipped_and_not_reported():
 def test_malformed_rules_are_refused(field):
     with pytest.raises(ValidationError):
         NumberRule(**field)
+
+
+def test_what_stands_for_a_missing_number_lies_where_models_look():
+    assert encode_numbers(np.array([math.nan]), NumberRule(missing=-10.0)).tolist() == [-10.0]
+    with pytest.raises(ValidationError, match=r"`missing` from -2 to 2.*got -3"):
+        NumberRule(clip=2.0, missing=-3.0)
