@@ -2,26 +2,81 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from foundation.data.schema import Section
 
+RECIPE_SIZES: dict[str, dict[str, Any]] = {
+    "gem": {},
+    "fast": {
+        "width": 16,
+        "encoder_events": 32,
+        "interleaved_layers": 1,
+        "interaction_layers": 1,
+        "cross_layers": 1,
+        "hidden": 128,
+    },
+    "dcnv2": {"width": 16, "hidden": 256},
+    "din": {"width": 16, "encoder_events": 50, "hidden": 256},
+}
+"""What a recipe sets where the project file says nothing; all else is the field's own default."""
+
 
 class ModelConfig(Section):
-    """Sizes of the foundation model."""
+    """The foundation model: a recipe, and sizes and parts that differ from it."""
 
-    recipe: Literal["gem"] = Field(default="gem", description="Architecture, by name in `foundation/model/recipes.py`.")
+    recipe: Literal["gem", "fast", "dcnv2", "din"] = Field(
+        default="gem",
+        description="Architecture and its sizes, by name in `foundation/model/recipes.py`: `gem`, the same but smaller "
+        "(`fast`), or one to compare with (`dcnv2` without history, `din`).",
+    )
     width: int = Field(default=32, ge=4, le=1024, multiple_of=4, description="Width of every embedding and token.")
     encoder_events: int = Field(
         default=64, ge=1, le=16384, description="Newest events of a history that the sequence encoder reads."
     )
-    encoder_layers: int = Field(default=1, ge=1, le=32, description="HSTU layers over the history.")
+    histories: Literal["separate", "merged"] = Field(
+        default="separate",
+        description="One encoder a log, or one over the events of all logs in order of time.",
+    )
+    interleaved_layers: int = Field(
+        default=1, ge=1, le=32, description="Layers in which sequences and request tokens learn from each other."
+    )
+    window: int | None = Field(
+        default=None, ge=1, description="Events attend to neighbours at most so many places away; to all if absent."
+    )
+    compute_skip: bool = Field(
+        default=False,
+        description="Every second layer reuses the sequence summary of the one before.",
+    )
     heads: int = Field(default=2, ge=1, le=64, description="Attention heads.")
+    activation: Literal["identity", "relu", "relu2", "silu", "gelu", "hardswish"] = Field(
+        default="silu", description="In place of a softmax in attention over histories."
+    )
+    scale: Literal["outside", "inside"] = Field(
+        default="outside", description="Attention is divided by `encoder_events` after the activation, or before it."
+    )
     interaction_layers: int = Field(default=2, ge=1, le=32, description="Wukong layers.")
     interaction_tokens: int = Field(default=8, ge=1, le=256, description="Tokens out of a factorisation machine block.")
-    hidden: int = Field(default=128, ge=4, le=16384, description="Width of hidden layers.")
+    cross_layers: int = Field(default=2, ge=0, le=32, description="Low-rank cross layers over all inputs.")
+    hidden: int = Field(default=256, ge=4, le=16384, description="Width of hidden layers.")
+    sequence: bool = Field(default=True, description="Encode histories; without, only match signals look at them.")
+    interleaving: bool = Field(
+        default=True, description="Request tokens personalise the sequence and take from it, layer by layer."
+    )
+    match: bool = Field(default=True, description="Signals of how often and how lately a candidate is in the history.")
+    gates: bool = Field(default=True, description="Each surface turns units of the trunk up and down.")
+    checkpoint_activations: bool = Field(
+        default=False, description="Compute activations again in the backward pass instead of keeping them."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sizes_of_the_recipe(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return RECIPE_SIZES.get(str(given.get("recipe", "gem")), {}) | given
 
 
 class TrainingConfig(Section):

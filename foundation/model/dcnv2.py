@@ -10,26 +10,11 @@ from torch.nn import functional
 
 from foundation.config import ModelConfig
 from foundation.data.schema import Schema, ids_of, numbers_of
+from foundation.model.cross import LowRankCross
 from foundation.model.embedding import TokenEmbedding
 from foundation.model.heads import SurfaceObjectiveHeads
 from foundation.model.inputs import RequestTensors
 from foundation.model.split import SplitLinear
-
-
-class LowRankCross(nn.Module):
-    """`x' = x0 * (U V x + b) + x`: each layer raises the order of the feature crosses by one.
-
-    Source: DCN-V2 (arXiv 2008.13535, equation 1 with W = U V); no nonlinearity between V and U, no mixture of experts.
-    """
-
-    def __init__(self, width: int, rank: int) -> None:
-        super().__init__()
-        self.down = nn.Linear(width, rank, bias=False)
-        self.up = nn.Linear(rank, width)
-
-    def forward(self, x0: Tensor, x: Tensor) -> Tensor:
-        """[C, D] inputs of the network and [C, D] of the layer → [C, D]."""
-        return torch.addcmul(x, x0, self.up(self.down(x)))
 
 
 class Dcnv2Model(nn.Module):

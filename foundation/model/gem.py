@@ -1,161 +1,281 @@
-"""The foundation model: sequence learning and feature interaction, the user's side once a request.
+"""The foundation model: sequence learning and feature interaction in turns, the user's side once a request.
 
-history events → tokens → HSTU layers ─┬→ summary ┐
-user, surface, context → tokens ───────┼──────────┴→ Wukong → request tokens  (once a request)
-candidate → tokens → target attention ─┘                        │
-history matches ──────────────────────────→ Wukong over request, candidate, attention and match tokens → trunk → heads
+once a request:
+    user, surface, context, numbers → request tokens ⇄ InterFormer rounds ⇄ events of the histories
+
+once a candidate:
+    ids, numbers, history matches, attention on the events → candidate tokens
+    [request tokens ; candidate tokens] → Wukong ─────┐
+    all inputs → cross layers ────────────────────────┴→ trunk with surface gates → heads
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from foundation.config import ModelConfig
-from foundation.data.schema import Schema, ids_of, numbers_of
+from foundation.data.schema import SURFACE, Schema, ids_of, numbers_of
+from foundation.model.cross import LowRankCross
 from foundation.model.embedding import TokenEmbedding
+from foundation.model.gates import SurfaceGate
 from foundation.model.heads import SurfaceObjectiveHeads
+from foundation.model.history import Events, EventTokens, merged, restricted
 from foundation.model.hstu import HstuLayer
 from foundation.model.inputs import HistoryTensors, RequestTensors
-from foundation.model.layout import bucket_by_length, newest
+from foundation.model.interformer import InterFormerLayer, PersonalAttention, TokenSummary
+from foundation.model.layout import bucket_by_length
 from foundation.model.match import NUM_SIGNALS, match_signals
+from foundation.model.numbers import NumberEncoding
+from foundation.model.pooling import SeedPooling
 from foundation.model.target_attention import TargetAttention
 from foundation.model.wukong import WukongLayer
 
-NUM_AGE_BUCKETS = 40
-
-
-def age_bucket(ages_days: Tensor) -> Tensor:
-    """[T] int64: logarithm to base 2 of the age in minutes, one bucket a doubling, in [0, NUM_AGE_BUCKETS)."""
-    return torch.log2(1 + ages_days.double() * 1440).long().clamp(0, NUM_AGE_BUCKETS - 1)
-
-
-class HistoryEncoder(nn.Module):
-    """Events of one log → encoded events, a summary, an answer to each candidate, and match signals."""
-
-    def __init__(self, schema: Schema, log: str, config: ModelConfig) -> None:
-        super().__init__()
-        self.log = log
-        self.limit = config.encoder_events
-        features = schema.event_features(log)
-        self.keys = [f"history.{log}.{feature.name}" for feature in ids_of(features)]
-        self.num_fields = len(ids_of(schema.item_features()))
-        width = config.width
-        self.event = nn.Linear(len(self.keys) * width + len(numbers_of(features)), width)
-        self.age = nn.Embedding(NUM_AGE_BUCKETS, width)
-        self.layers = nn.ModuleList(
-            HstuLayer(width, config.heads, config.encoder_events) for _ in range(config.encoder_layers)
-        )
-        self.attention = TargetAttention(width, config.heads, config.encoder_events)
-
-    def restrict(self, history: HistoryTensors) -> HistoryTensors:
-        """The newest events, those that the encoder reads."""
-        places, offsets = newest(history.offsets, self.limit)
-        return HistoryTensors(offsets, history.ids[places], history.numbers[places], history.ages_days[places])
-
-    def encode(self, tokens: dict[str, Tensor], history: HistoryTensors) -> Tensor:
-        """[T, D] encoded events of a restricted history."""
-        parts = [tokens[key] for key in self.keys] + [history.numbers]
-        events = self.event(torch.cat(parts, dim=1)) + self.age(age_bucket(history.ages_days))
-        for layer in self.layers:
-            events = layer(events, history.offsets)
-        return events
-
-    def summarise(self, events: Tensor, offsets: Tensor) -> Tensor:
-        """[B, D]: the mean of the encoded events; zeros for an empty history."""
-        counts = offsets.diff()
-        total = events.new_zeros((len(counts), events.shape[1]))
-        owner = torch.arange(len(counts), device=events.device).repeat_interleave(counts)
-        return total.index_add(0, owner, events) / counts.clamp(min=1).unsqueeze(1)
+NUM_SEEDS, NUM_RECENT = 2, 2
+NUM_SUMMARY = 4
+NUMBER_TOKENS = 4
+MATCH_TOKENS = 2
+CROSS_RANK = 64
+GATE_HIDDEN = 32
 
 
 class GemModel(nn.Module):
     """Logits of every candidate and objective.
 
-    Source: the structure of GEM as published (sequence and non-sequence parts, all surfaces together); parts as in
-    their files.
+    Source: the structure of GEM as published (sequence and non-sequence parts in turns, all surfaces together); parts
+    as in their files.
     """
 
     def __init__(self, schema: Schema, config: ModelConfig) -> None:
         super().__init__()
-        width, logs = config.width, tuple(schema.data.events)
-        self.embedding = TokenEmbedding(schema, logs, width)
-        self.encoders = nn.ModuleDict({log: HistoryEncoder(schema, log, config) for log in logs})
-        request, candidate = schema.request_features(), schema.candidate_features()
-        self.request_keys = [f"request.{feature.name}" for feature in ids_of(request)]
-        self.candidate_keys = [f"candidate.{feature.name}" for feature in ids_of(candidate)]
-        self.num_item_fields = len(ids_of(schema.item_features()))
-        num_request_numbers, num_candidate_numbers = len(numbers_of(request)), len(numbers_of(candidate))
-        num_match = len(logs) * self.num_item_fields * NUM_SIGNALS
-        self.request_numbers = nn.Linear(num_request_numbers, width) if num_request_numbers else None
-        self.candidate_numbers = nn.Linear(num_candidate_numbers, width) if num_candidate_numbers else None
-        self.query = nn.Linear(len(self.candidate_keys) * width, width)
-        self.match = nn.Sequential(nn.Linear(num_match, config.hidden), nn.ReLU(), nn.Linear(config.hidden, 2 * width))
-
-        tokens_out = 2 * config.interaction_tokens
-        num_request = len(self.request_keys) + len(logs) + (num_request_numbers > 0)
-        self.request_interaction = _wukong(num_request, config, num_layers=1)
-        num_candidate = tokens_out + len(self.candidate_keys) + len(logs) + 2 + (num_candidate_numbers > 0)
-        self.interaction = _wukong(num_candidate, config, num_layers=config.interaction_layers)
-        self.trunk = nn.Sequential(
-            nn.Linear(tokens_out * width + num_match, config.hidden),
-            nn.ReLU(),
-            nn.Linear(config.hidden, config.hidden),
-            nn.ReLU(),
-        )
+        self.logs = tuple(schema.data.events) if config.sequence else ()
+        self.encoder_events = config.encoder_events
+        self.embedding = TokenEmbedding(schema, self.logs, config.width)
+        self.request = RequestSide(schema, config)
+        self.candidate = CandidateSide(schema, config, num_histories=self.request.num_histories)
         self.heads = SurfaceObjectiveHeads(schema, config.hidden)
 
     def forward(self, batch: RequestTensors) -> Tensor:
         """[C, K] logits; NaN where the (surface, objective) pair does not exist."""
-        owner = batch.request_of_candidate
-        matches = [self._matches(batch, history) for history in batch.histories.values()]
-        short = {log: self._encoder(log).restrict(history) for log, history in batch.histories.items()}
-        tokens = self.embedding(replace(batch, histories=short))
-        query = self.query(torch.cat([tokens[key] for key in self.candidate_keys], dim=1))
+        read = {log: restricted(batch.histories[log], self.encoder_events) for log in self.logs}
+        embedded = self.embedding(replace(batch, histories=read))
+        of_request, histories = self.request(embedded, batch, read)
+        hidden = self.candidate(embedded, batch, of_request, histories)
+        return self.heads(hidden, batch.surfaces[batch.request_of_candidate])
 
-        request_tokens = [tokens[key] for key in self.request_keys]
-        candidate_tokens = [tokens[key] for key in self.candidate_keys]
-        for log, history in short.items():
-            encoder = self._encoder(log)
-            events = encoder.encode(tokens, history)
-            request_tokens.append(encoder.summarise(events, history.offsets))
-            candidate_tokens.append(encoder.attention(query, events, batch.candidate_offsets, history.offsets))
-        if self.request_numbers is not None:
-            request_tokens.append(self.request_numbers(batch.numbers))
-        if self.candidate_numbers is not None:
-            candidate_tokens.append(self.candidate_numbers(batch.candidate_numbers))
 
-        signals = torch.cat(matches, dim=1)
-        of_request = self.request_interaction(torch.stack(request_tokens, dim=1))
-        of_candidate = torch.cat(
-            [torch.stack(candidate_tokens, dim=1), self.match(signals).unflatten(1, (2, -1))], dim=1
+class RequestSide(nn.Module):
+    """What depends on the user, the context and the past alone: request tokens and events, changed by each other."""
+
+    def __init__(self, schema: Schema, config: ModelConfig) -> None:
+        super().__init__()
+        features, width = schema.request_features(), config.width
+        self.keys = [f"request.{feature.name}" for feature in ids_of(features)]
+        self.numbers = NumberTokens(len(numbers_of(features)), config.width, "request")
+        logs = tuple(schema.data.events) if config.sequence else ()
+        self.events = nn.ModuleDict({log: EventTokens(schema, log, width) for log in logs})
+        self.merge = config.histories == "merged"
+        self.num_histories = min(1, len(logs)) if self.merge else len(logs)
+        self.keep = not config.checkpoint_activations
+
+        rounds, tokens = [], len(self.keys) + self.numbers.num_tokens
+        for place in range(config.interleaved_layers):
+            for _ in range(self.num_histories):
+                rounds.append(_round(tokens, config, skips=config.compute_skip and place % 2 == 1))
+                tokens = 2 * config.interaction_tokens
+        self.rounds = nn.ModuleList(rounds)
+        self.alone = _wukong(tokens, config) if not rounds else None
+
+    def forward(
+        self, embedded: dict[str, Tensor], batch: RequestTensors, read: dict[str, HistoryTensors]
+    ) -> tuple[Tensor, list[Events]]:
+        """[B, n, D] request tokens, and the encoded histories: one a log, or one of all."""
+        x = torch.cat(
+            [torch.stack([embedded[key] for key in self.keys], dim=1), self.numbers.tokens(batch.numbers)], dim=1
         )
-        interacted = self.interaction(torch.cat([of_request.index_select(0, owner), of_candidate], dim=1))
-        trunk = self.trunk(torch.cat([interacted.flatten(1), signals], dim=1))
-        return self.heads(functional.relu(trunk), batch.surfaces[owner])
-
-    def _encoder(self, log: str) -> HistoryEncoder:
-        encoder = self.encoders[log]
-        assert isinstance(encoder, HistoryEncoder), "as the constructor made it"
-        return encoder
-
-    def _matches(self, batch: RequestTensors, history: HistoryTensors) -> Tensor:
-        fields = self.num_item_fields
-        buckets = bucket_by_length(history.offsets, batch.candidate_offsets)
-        return match_signals(batch.candidate_ids[:, :fields], history.ids[:, :fields], history.ages_days, buckets)
+        histories: list[Events] = [self.events[log](embedded, read[log]) for log in read]
+        if self.merge and histories:
+            histories = [merged(histories)]
+        seen: list[Tensor | None] = [None] * len(histories)
+        for place, layer in enumerate(self.rounds):
+            at = place % len(histories)
+            events = histories[at]
+            x, tokens, seen[at] = run(layer, x, events.tokens, events.offsets, seen[at], keep=self.keep)
+            histories[at] = replace(events, tokens=tokens)
+        return x if self.alone is None else self.alone(x), histories
 
 
-def _wukong(num_tokens: int, config: ModelConfig, *, num_layers: int) -> nn.Sequential:
-    layers, tokens = [], num_tokens
-    for _ in range(num_layers):
-        half = config.interaction_tokens
-        layers.append(
-            WukongLayer(
-                tokens, config.width, num_fm=half, num_linear=half, rank=config.interaction_tokens, hidden=config.hidden
+class CandidateSide(nn.Module):
+    """What depends on a candidate: its tokens meet the request's, then cross layers and the gated trunk."""
+
+    def __init__(self, schema: Schema, config: ModelConfig, *, num_histories: int) -> None:
+        super().__init__()
+        features, width, hidden = schema.candidate_features(), config.width, config.hidden
+        self.keys = [f"candidate.{feature.name}" for feature in ids_of(features)]
+        self.num_fields = len(ids_of(schema.item_features()))
+        self.numbers = NumberTokens(len(numbers_of(features)), width, "candidate")
+        self.query = nn.Linear(len(self.keys) * width, width)
+        self.attention = nn.ModuleList(
+            TargetAttention(
+                width, config.heads, config.encoder_events, activation=config.activation, scale=config.scale
             )
+            for _ in range(num_histories)
         )
-        tokens = 2 * half
-    return nn.Sequential(*layers)
+        num_signals = len(schema.data.events) * self.num_fields * NUM_SIGNALS if config.match else 0
+        self.match = (
+            nn.Sequential(nn.Linear(num_signals, hidden), nn.ReLU(), nn.Linear(hidden, MATCH_TOKENS * width))
+            if config.match
+            else None
+        )
+        request_tokens = 2 * config.interaction_tokens
+        tokens = request_tokens + len(self.keys) + num_histories + self.numbers.num_tokens
+        tokens += MATCH_TOKENS if config.match else 0
+        beside = num_signals + self.numbers.width
+        layers = [
+            _wukong(tokens if place == 0 else request_tokens, config) for place in range(config.interaction_layers)
+        ]
+        self.interaction = nn.Sequential(*layers)
+        self.trunk = Trunk(request_tokens * width + beside, tokens * width + beside, config)
+        self.keep = not config.checkpoint_activations
+
+    def forward(
+        self, embedded: dict[str, Tensor], batch: RequestTensors, of_request: Tensor, histories: list[Events]
+    ) -> Tensor:
+        """[C, hidden]."""
+        owner = batch.request_of_candidate
+        ids = [embedded[key] for key in self.keys]
+        query = self.query(torch.cat(ids, dim=1))
+        answers = [
+            attention(query, events.tokens, batch.candidate_offsets, events.offsets)
+            for attention, events in zip(self.attention, histories, strict=True)
+        ]
+        numbers = self.numbers.encode(batch.candidate_numbers)
+        tokens = [torch.stack([*ids, *answers], dim=1), self.numbers.tokens_of(numbers)]
+        beside = [numbers]
+        if self.match is not None:
+            signals = self._signals(batch)
+            tokens.append(self.match(signals).unflatten(1, (MATCH_TOKENS, -1)))
+            beside.append(signals)
+        x = torch.cat([of_request.index_select(0, owner), *tokens], dim=1)
+        interacted = run(self.interaction, x, keep=self.keep)
+        surface = embedded[f"request.{SURFACE}"].index_select(0, owner)
+        beside = torch.cat(beside, dim=1)
+        return self.trunk(
+            torch.cat([interacted.flatten(1), beside], dim=1), torch.cat([x.flatten(1), beside], dim=1), surface
+        )
+
+    def _signals(self, batch: RequestTensors) -> Tensor:
+        """[C, logs * fields * NUM_SIGNALS] matches with the whole histories, longer than what is encoded."""
+        fields = self.num_fields
+        found = [
+            match_signals(
+                batch.candidate_ids[:, :fields],
+                history.ids[:, :fields],
+                history.ages_days,
+                bucket_by_length(history.offsets, batch.candidate_offsets),
+            )
+            for history in batch.histories.values()
+        ]
+        return torch.cat(found, dim=1)
+
+
+class Trunk(nn.Module):
+    """Two hidden layers over what the interaction made of the inputs, and cross layers over the inputs themselves.
+
+    Surfaces share it; each has its gates.
+    """
+
+    def __init__(self, width: int, inputs: int, config: ModelConfig) -> None:
+        super().__init__()
+        hidden = config.hidden
+        self.first, self.second = nn.Linear(width, hidden), nn.Linear(hidden, hidden)
+        self.cross = nn.ModuleList(LowRankCross(inputs, CROSS_RANK) for _ in range(config.cross_layers))
+        self.crossed = nn.Linear(inputs, hidden) if config.cross_layers else None
+        self.gates = nn.ModuleList(
+            SurfaceGate(config.width, hidden, hidden=GATE_HIDDEN) for _ in range(2 * config.gates)
+        )
+
+    def forward(self, interacted: Tensor, inputs: Tensor, surface: Tensor) -> Tensor:
+        """[C, width], [C, inputs] and the surface's token [C, D] → [C, hidden], at least 0."""
+        x = self._gated(0, functional.relu(self.first(interacted)), surface)
+        x = self.second(x)
+        if self.crossed is not None:
+            crossed = inputs
+            for layer in self.cross:
+                crossed = layer(inputs, crossed)
+            x = x + self.crossed(crossed)
+        return self._gated(1, functional.relu(x), surface)
+
+    def _gated(self, place: int, x: Tensor, surface: Tensor) -> Tensor:
+        return self.gates[place](x, surface) if self.gates else x
+
+
+class NumberTokens(nn.Module):
+    """Numbers for the trunk as they are and encoded, and as a few tokens; nothing of either where there are none."""
+
+    def __init__(self, num_features: int, width: int, group: str) -> None:
+        super().__init__()
+        self.num_tokens = NUMBER_TOKENS if num_features else 0
+        self.encoding = NumberEncoding(num_features, "request" if group == "request" else "candidate")
+        self.width = self.encoding.width + num_features
+        self.to_tokens = nn.Linear(self.width, self.num_tokens * width) if num_features else None
+        self.token_width = width
+
+    def encode(self, numbers: Tensor) -> Tensor:
+        """[N, F] → [N, `width`]."""
+        return torch.cat([self.encoding(numbers), numbers], dim=1) if self.num_tokens else numbers
+
+    def tokens_of(self, encoded: Tensor) -> Tensor:
+        """[N, `width`] of `encode` → [N, `num_tokens`, D]."""
+        if self.to_tokens is None:
+            return encoded.new_zeros((len(encoded), 0, self.token_width))
+        return self.to_tokens(encoded).unflatten(1, (self.num_tokens, -1))
+
+    def tokens(self, numbers: Tensor) -> Tensor:
+        """[N, F] → [N, `num_tokens`, D]."""
+        return self.tokens_of(self.encode(numbers))
+
+
+def run(layer: nn.Module, *inputs: Tensor | None, keep: bool) -> Tensor:
+    """The layer's output; its activations are kept for the backward pass, or made again there."""
+    call = cast(Callable[..., Tensor], layer)
+    return call(*inputs) if keep else cast(Tensor, checkpoint(call, *inputs, use_reentrant=False))
+
+
+def _round(num_tokens: int, config: ModelConfig, *, skips: bool) -> InterFormerLayer:
+    """One InterFormer round; one that `skips` takes the summary of the round before, and looks at neighbours only."""
+    width, personal = config.width, config.interleaving and not skips
+    attention = HstuLayer(
+        width,
+        config.heads,
+        config.encoder_events,
+        activation=config.activation,
+        scale=config.scale,
+        window=config.window,
+    )
+    return InterFormerLayer(
+        width,
+        interaction=_wukong(num_tokens + NUM_SEEDS + NUM_RECENT, config),
+        attention=attention,
+        summary=TokenSummary(num_tokens, width, num_summary=NUM_SUMMARY) if personal else None,
+        personal=(
+            PersonalAttention(
+                width, config.heads, num_positions=NUM_SUMMARY, activation=config.activation, scale=config.scale
+            )
+            if personal
+            else None
+        ),
+        pooling=None if skips else SeedPooling(width, num_tokens=NUM_SEEDS, heads=config.heads),
+        num_recent=NUM_RECENT,
+    )
+
+
+def _wukong(num_tokens: int, config: ModelConfig) -> WukongLayer:
+    half = config.interaction_tokens
+    return WukongLayer(num_tokens, config.width, num_fm=half, num_linear=half, rank=half, hidden=config.hidden)

@@ -1,4 +1,4 @@
-"""Where heads start: at the log odds of the first rows, so that a rare objective need not first unlearn one half."""
+"""Where a model starts: heads at the log odds of the first rows, bins of numbers at the quantiles of a sample."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from torch import Tensor
 
 from foundation.data.batch import Int64Array
 from foundation.data.reader import Reader
-from foundation.data.schema import Schema
+from foundation.data.schema import Schema, numbers_of
 from foundation.data.store import Store
 from foundation.training.labels import settled_labels
 
 PRIOR_REQUESTS = 1024
+SAMPLE_REQUESTS = 4096
 
 
 def first_log_odds(store: Store, schema: Schema, positions: Int64Array, until_us: int) -> Tensor:
@@ -39,3 +40,23 @@ def first_log_odds(store: Store, schema: Schema, positions: Int64Array, until_us
     positives = 1 + (labels == 1).sum(axis=0)
     negatives = 1 + (labels == 0).sum(axis=0)
     return torch.from_numpy(np.log(positives / negatives).astype(np.float32))
+
+
+def number_sample(store: Store, schema: Schema, positions: Int64Array) -> tuple[Tensor, Tensor]:
+    """Numbers of requests spread evenly over a pass, by which a model places its bins.
+
+    No label is looked at. Early scores know what range the features of later rows have, and nothing else of them.
+
+    Returns:
+        ([S, F] of the requests, [S', F'] of their candidates) float32, both of at least one row: zeros if there is no
+        request.
+    """
+    none = dict.fromkeys(schema.data.events, 0)
+    spread = positions[:: max(1, len(positions) // SAMPLE_REQUESTS)]
+    with Reader(store, schema, spread, len(spread) + 1, history_limits=none, prefetch=0) as reader:
+        batch = next(iter(reader), None)
+    if batch is None:
+        groups = (schema.request_features(), schema.candidate_features())
+        request, candidate = (torch.zeros(1, len(numbers_of(features))) for features in groups)
+        return request, candidate
+    return torch.from_numpy(batch.numbers), torch.from_numpy(batch.candidate_numbers)

@@ -41,7 +41,7 @@ def schema():
 
 @pytest.fixture(scope="session")
 def config():
-    return ModelConfig(width=8, encoder_events=6, encoder_layers=2, heads=2, interaction_tokens=3, hidden=16)
+    return ModelConfig(width=8, encoder_events=6, interleaved_layers=2, heads=2, interaction_tokens=3, hidden=16)
 
 
 def draw_request(schema, draw, *, lengths, num_candidates):

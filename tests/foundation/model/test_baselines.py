@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from foundation.config import ModelConfig
-from foundation.model.dcnv2 import Dcnv2Model, LowRankCross
+from foundation.model.cross import LowRankCross
+from foundation.model.dcnv2 import Dcnv2Model
 from foundation.model.din import DinModel, DotUnit, HistoryInterest, MlpUnit
 from foundation.model.inputs import HistoryTensors
 from foundation.model.layout import bucket_by_length

@@ -1,15 +1,19 @@
 """The whole model, its tables in TorchRec on one gloo process."""
 
 from copy import copy, deepcopy
+from itertools import pairwise
 from typing import get_args
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from foundation.config import ModelConfig
 from foundation.data.schema import ids_of, numbers_of
-from foundation.model.gem import NUM_AGE_BUCKETS, GemModel, HistoryEncoder, age_bucket
+from foundation.model.gem import GemModel
+from foundation.model.history import Events, merged
+from foundation.model.numbers import NumberEncoding
 from foundation.model.recipes import RECIPES
 from foundation.parallel.world import joined_world
 from foundation.training.loss import masked_cross_entropy
@@ -28,16 +32,31 @@ def world():
         yield joined
 
 
-@pytest.fixture(scope="module", params=sorted(RECIPES))
-def recipe(request):
-    return request.param
+VARIANTS = {
+    "gem": {},
+    "merged": {"histories": "merged"},
+    "windowed, every second round skips": {"window": 2, "compute_skip": True, "scale": "inside", "activation": "gelu"},
+    "activations made again": {"checkpoint_activations": True},
+}
+LESS = {
+    "no sequence": {"sequence": False},
+    "no interleaving": {"interleaving": False},
+    "no match": {"match": False},
+    "no gates": {"gates": False},
+    "no cross": {"cross_layers": 0},
+}
+
+
+@pytest.fixture(scope="module", params=sorted(VARIANTS))
+def variant(request, config):
+    return config.model_copy(update=VARIANTS[request.param])
 
 
 @pytest.fixture(scope="module")
-def trainer(schema, config, world, recipe):
+def trainer(schema, variant, world):
     """Of parameters so large that every part of the model shows in the scores."""
     torch.manual_seed(0)
-    model = RECIPES[recipe](schema, config)
+    model = GemModel(schema, variant)
     with torch.no_grad():
         for parameter in (p for p in model.parameters() if not p.is_meta):
             parameter.add_(torch.randn_like(parameter) * 0.2)
@@ -106,14 +125,6 @@ def test_every_input_moves_the_scores(trainer, request_of, schema, batched):
     assert [name for name, distance in moved.items() if not distance > FLOAT32] == []
 
 
-def test_a_history_twice_over_has_the_same_summary(schema, config):
-    encoder = HistoryEncoder(schema, "orders", config)
-    events, offsets = torch.randn(5, config.width), torch.tensor([0, 2, 2, 5])
-    summary = encoder.summarise(events, offsets)
-    assert_same(encoder.summarise(events.repeat_interleave(2, dim=0), 2 * offsets), summary)
-    assert_same(summary, torch.stack([events[:2].mean(0), torch.zeros(config.width), events[2:].mean(0)]))
-
-
 def test_a_batch_scored_whole_is_its_requests_scored_one_by_one(trainer, uneven, batched):
     whole = trainer.score(batched(uneven))
     assert_same(whole, torch.cat([trainer.score(batched([request])) for request in uneven]))
@@ -171,7 +182,7 @@ def test_a_first_batch_without_history_does_not_keep_the_attention_from_learning
 ):
     """The gradients of the first step decide which ones DistributedDataParallel reduces in all later ones."""
     trainer = Trainer(GemModel(schema, config), world, RATES)
-    encoder = trainer.model.module.encoders["views"]
+    encoder = nn.ModuleList([trainer.model.module.request.events, trainer.model.module.request.rounds])
     before: list[torch.Tensor] = []
     for lengths in [(0, 0), (0, 0), (5, 5)]:
         batch = batched([request_of(1, *lengths)])
@@ -180,7 +191,63 @@ def test_a_first_batch_without_history_does_not_keep_the_attention_from_learning
     assert not any(torch.equal(old, new) for old, new in zip(before, encoder.parameters(), strict=True))
 
 
-def test_age_buckets_double_and_end():
-    minute = 1 / 1440  # in days
-    ages = torch.tensor([1e-9, 0.999 * minute, 1.001 * minute, 3.001 * minute, 2.999 * minute, 1e7])
-    assert age_bucket(ages).tolist() == [0, 0, 1, 2, 1, min(NUM_AGE_BUCKETS - 1, 33)]
+@pytest.mark.parametrize("less", sorted(LESS))
+def test_a_model_without_a_part_scores_and_learns(schema, config, world, request_of, batched, less):
+    torch.manual_seed(0)
+    trainer = Trainer(GemModel(schema, config.model_copy(update=LESS[less])), world, RATES)
+    batch = batched([request_of(1, 5, 5), request_of(2, 0, 0)])
+    before = trainer.score(batch)
+    trainer.step(batch, lambda out: masked_cross_entropy(out, batch.labels, torch.ones(2)))
+    after = trainer.score(batch)
+    assert after.isfinite().equal(before.isfinite())
+    assert (after - before).nan_to_num().abs().max() > 0
+    if less != "no sequence":
+        return
+    changed = copy(request_of(1, 5, 5))
+    changed.histories = {log: (ids, numbers, ages * 2) for log, (ids, numbers, ages) in changed.histories.items()}
+    changed.candidate_ids[:] = 1
+    same = copy(request_of(1, 5, 5))
+    same.candidate_ids[:] = 1
+    for request in (changed, same):
+        for ids, _, _ in request.histories.values():
+            ids[ids == 1] = 2  # no match either
+    assert_same(trainer.score(batched([changed])), trainer.score(batched([same])))
+
+
+def test_merged_histories_are_in_order_of_time_request_by_request():
+    draw = np.random.default_rng(3)
+    parts, flat = [], []
+    for log in range(3):
+        counts = draw.integers(0, 5, 4)
+        ages = np.concatenate([-np.sort(-draw.integers(1, 6, count)) for count in counts]).astype(np.float32)
+        tokens = 100 * log + np.arange(len(ages), dtype=np.float32)
+        offsets = np.concatenate([[0], counts.cumsum()])
+        parts.append(Events(torch.from_numpy(tokens)[:, None], torch.from_numpy(offsets), torch.from_numpy(ages)))
+        owner = np.repeat(np.arange(4), counts)
+        flat += list(zip(owner, -ages, [log] * len(ages), tokens, strict=True))
+    joined = merged(parts)
+    assert joined.tokens.flatten().tolist() == [token for *_, token in sorted(flat)]
+    assert joined.ages_days.tolist() == [-age for _, age, *_ in sorted(flat)]
+    assert joined.offsets.diff().tolist() == [sum(owner == row for owner, *_ in flat) for row in range(4)]
+
+
+def test_number_encoding_is_piecewise_linear_between_quantiles_with_steps_where_they_repeat():
+    torch.manual_seed(0)
+    encoding = NumberEncoding(2, "candidate")
+    sample = torch.stack([torch.arange(161.0), torch.cat([torch.zeros(150), torch.arange(1.0, 12.0)])], dim=1)
+    encoding.fit(sample)
+    numbers = torch.tensor([[15.0, 0.0], [-5.0, 0.5], [1000.0, 11.0]])
+
+    def filled(value, edges):
+        bins = []
+        for low, high in pairwise(edges):
+            bins.append(float(value > low) if high == low else min(max((value - low) / (high - low), 0), 1))
+        return bins
+
+    edges = [np.quantile(sample[:, f].double().numpy(), np.linspace(0, 1, 17)) for f in range(2)]
+    for row, got in zip(numbers.tolist(), encoding(numbers), strict=True):
+        for f, value in enumerate(row):
+            expected = torch.relu(
+                torch.tensor(filled(value, edges[f]), dtype=torch.float32) @ encoding.weight[f] + encoding.bias[f, 0]
+            )
+            torch.testing.assert_close(got[8 * f : 8 * f + 8], expected, rtol=1e-4, atol=1e-5)

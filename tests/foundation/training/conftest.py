@@ -33,7 +33,7 @@ def read_schema():
     document = yaml.safe_load(PROJECT.read_text())
     for table in ("user", "item"):
         document["tables"][table]["buckets"] = 500
-    schema = Schema.model_validate({name: document[name] for name in Schema.model_fields})
+    schema = Schema.model_validate({name: document[name] for name in Schema.model_fields if name in document})
     return schema, microseconds(document["split"]["test_from"])
 
 

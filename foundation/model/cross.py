@@ -1,0 +1,22 @@
+"""Cross layers: products of every input with learned mixtures of all inputs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class LowRankCross(nn.Module):
+    """`x' = x0 * (U V x + b) + x`: each layer raises the order of the feature crosses by one.
+
+    Source: DCN-V2 (arXiv 2008.13535, equation 1 with W = U V); no nonlinearity between V and U, no mixture of experts.
+    """
+
+    def __init__(self, width: int, rank: int) -> None:
+        super().__init__()
+        self.down = nn.Linear(width, rank, bias=False)
+        self.up = nn.Linear(rank, width)
+
+    def forward(self, x0: Tensor, x: Tensor) -> Tensor:
+        """[C, D] inputs of the network and [C, D] of the layer → [C, D]."""
+        return torch.addcmul(x, x0, self.up(self.down(x)))

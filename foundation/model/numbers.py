@@ -1,0 +1,52 @@
+"""Numbers as learned piecewise linear functions: what a tree finds by splits, a network is given as bins."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+NUM_BINS = 16
+NUM_CHANNELS = 8
+
+
+class NumberEncoding(nn.Module):
+    """Each number becomes `NUM_CHANNELS` learned functions of it, linear between quantiles of the numbers seen.
+
+    A value fills the bins below it and a share of its own, [1, 1, 0.3, 0, ...]; a matrix and a ReLU of its own take
+    each feature from bins to channels. Repeated quantiles make a bin without width: a step just above that value.
+    Until `fit` all bins lie in [0, 1].
+
+    Args:
+        num_features: F.
+        group: whose numbers these are.
+
+    Source: piecewise linear encoding with a layer a feature (arXiv 2203.05556, sections 3.2 and 3.4).
+    """
+
+    low: Tensor
+    scale: Tensor
+
+    def __init__(self, num_features: int, group: Literal["request", "candidate"]) -> None:
+        super().__init__()
+        self.group: Literal["request", "candidate"] = group
+        self.width = num_features * NUM_CHANNELS
+        steps = torch.arange(NUM_BINS) / NUM_BINS
+        self.register_buffer("low", steps.expand(num_features, NUM_BINS).clone())
+        self.register_buffer("scale", torch.full((num_features, NUM_BINS), float(NUM_BINS)))
+        self.weight = nn.Parameter(torch.randn(num_features, NUM_BINS, NUM_CHANNELS) * 0.3 * NUM_BINS**-0.5)
+        self.bias = nn.Parameter(torch.zeros(num_features, 1, NUM_CHANNELS))
+
+    def fit(self, sample: Tensor) -> None:
+        """Take the bins' edges from the quantiles of a sample, [S, F], S at least 1."""
+        edges = np.quantile(sample.double().numpy(), np.linspace(0, 1, NUM_BINS + 1), axis=0)
+        low, high = torch.from_numpy(edges[:-1]).t(), torch.from_numpy(edges[1:]).t()
+        self.low.copy_(low)
+        self.scale.copy_(1 / (high - low).clamp(min=1e-6))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """[N, F] float32 → [N, F * NUM_CHANNELS]."""
+        filled = ((numbers.t().unsqueeze(2) - self.low.unsqueeze(1)) * self.scale.unsqueeze(1)).clamp(0, 1)
+        return torch.relu(torch.baddbmm(self.bias, filled, self.weight)).transpose(0, 1).flatten(1)
