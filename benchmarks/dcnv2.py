@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
+from benchmarks.network import Learner, Tables, known_cross_entropy, mlp, probabilities_of, start_at_rates
 from benchmarks.rows import MICROSECOND, Rows
 
 Tell = Callable[[str], None]
@@ -32,7 +32,6 @@ class Dcnv2Config:
     batch_requests: int = 128
     dense_learning_rate: float = 1e-3
     table_learning_rate: float = 0.05
-    weight_decay: float = 0.0
     threads: int = 2
     seed: int = 0
 
@@ -41,75 +40,27 @@ RATES = ((1e-3, 0.05), (3e-3, 0.05), (1e-3, 0.02), (1e-3, 0.1))
 """(network, embeddings): what is tried on the training period."""
 
 
-class FlatEmbedding(nn.Module):
-    """Embeddings of F id columns, [N, F] → [N, F * D]; columns of one table share it. Gradients are sparse."""
-
-    def __init__(self, sizes: dict[str, int], tables: tuple[str, ...], width: int) -> None:
-        super().__init__()
-        starts = dict(zip(sizes, np.concatenate([[0], np.cumsum(list(sizes.values()))]).tolist(), strict=False))
-        self.register_buffer("starts", torch.tensor([starts[table] for table in tables]))
-        self.table = nn.Embedding(sum(sizes.values()), width, sparse=True)
-        nn.init.normal_(self.table.weight, std=0.05)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """[..., F] rows of the columns' tables → [..., F * D]."""
-        return self.table(ids + self.starts).flatten(-2)
-
-
 class Dcnv2(nn.Module):
     """Full-rank cross layers beside an MLP; one logit an objective.
 
     Source: DCN-V2 (arXiv 2008.13535), parallel structure.
     """
 
-    def __init__(self, embedding: FlatEmbedding, num_inputs: int, num_outputs: int, config: Dcnv2Config) -> None:
+    def __init__(self, rows: Rows, config: Dcnv2Config) -> None:
         super().__init__()
-        self.embedding = embedding
+        self.columns, num_outputs = rows.id_tables, rows.labels.shape[1]
+        self.tables = Tables(rows.schema, self.columns, config.width)
+        num_inputs = len(self.columns) * config.width + rows.numbers.shape[1]
         self.cross = nn.ModuleList(nn.Linear(num_inputs, num_inputs) for _ in range(config.cross_layers))
         self.deep = mlp(num_inputs, config.hidden)
         self.out = nn.Linear(num_inputs + config.hidden[-1], num_outputs)
 
     def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:
         """[N, F] and [N, G] → [N, K] logits."""
-        crossed = inputs = torch.cat([self.embedding(ids), numbers], dim=1)
+        crossed = inputs = torch.cat([self.tables(ids, self.columns), numbers], dim=1)
         for layer in self.cross:
             crossed = torch.addcmul(crossed, inputs, layer(crossed))
         return self.out(torch.cat([crossed, self.deep(inputs)], dim=1))
-
-
-def mlp(num_inputs: int, hidden: tuple[int, ...]) -> nn.Sequential:
-    """Linear layers of these widths, a ReLU after each."""
-    widths = (num_inputs, *hidden)
-    layers = [(nn.Linear(a, b), nn.ReLU()) for a, b in pairwise(widths)]
-    return nn.Sequential(*(part for pair in layers for part in pair))
-
-
-def known_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum over objectives of the mean over their known labels; NaN is unknown."""
-    known = labels.isfinite()
-    losses = functional.binary_cross_entropy_with_logits(logits, labels.nan_to_num(), reduction="none")
-    return ((losses * known).sum(0) / known.sum(0).clamp(min=1)).sum()
-
-
-class Learner:
-    """A network with its optimizers."""
-
-    def __init__(self, network: nn.Module, embedding: FlatEmbedding, config: Dcnv2Config) -> None:
-        table = embedding.table.weight
-        dense = [parameter for parameter in network.parameters() if parameter is not table]
-        self.network = network
-        self.optimizers = (
-            torch.optim.AdamW(dense, lr=config.dense_learning_rate, weight_decay=config.weight_decay),
-            torch.optim.Adagrad([table], lr=config.table_learning_rate),
-        )
-
-    def learn(self, loss: Tensor) -> None:
-        """One step."""
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        for optimizer in self.optimizers:
-            optimizer.step()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +110,15 @@ class Pass:
 def run_pass(rows: Rows, config: Dcnv2Config, *, cut: int, end: int | None = None) -> Pass:
     """Score and learn rows 0 to `end` in order; before row `cut` is scored, score everything from there on."""
     torch.set_num_threads(config.threads)
-    torch.sparse.check_sparse_tensor_invariants.disable()  # torch's default, said aloud: it warns where it is not
     torch.manual_seed(config.seed)
     end = rows.num_rows if end is None else end
-    sizes = {table: rows.schema.id_space(table).num_rows for table in dict.fromkeys(rows.id_tables)}
-    embedding = FlatEmbedding(sizes, rows.id_tables, config.width)
-    num_inputs = len(rows.id_tables) * config.width + rows.numbers.shape[1]
-    network = Dcnv2(embedding, num_inputs, rows.labels.shape[1], config)
-    learner = Learner(network, embedding, config)
+    network = Dcnv2(rows, config)
+    learner = Learner(
+        network, network.tables, dense_rate=config.dense_learning_rate, table_rate=config.table_learning_rate
+    )
     ids, numbers, labels = (torch.from_numpy(x) for x in (rows.ids, rows.numbers, rows.labels))
+
+    start_at_rates(network.out, labels[: rows.offsets[min(config.batch_requests, len(rows.positions))]])
 
     def score(first: int, last: int) -> Tensor:
         return network(ids[first:last].long(), numbers[first:last])
@@ -207,11 +158,6 @@ def tuned(rows: Rows, config: Dcnv2Config, *, cut: int, holdout: float = 0.2, te
         tell(f"dcnv2: rates {dense:g} and {table:g}: progressive loss {losses[dense, table]:.5f}")
     dense, table = min(losses, key=lambda rates: losses[rates])
     return replace(config, dense_learning_rate=dense, table_learning_rate=table)
-
-
-def probabilities_of(logits: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Sigmoid, in float64."""
-    return 1 / (1 + np.exp(-np.clip(logits.astype(np.float64), -500, 500)))
 
 
 def main() -> None:
