@@ -42,6 +42,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+bench_app = typer.Typer(no_args_is_help=True, help="Measure speed, beside what this machine can do at its best.")
+app.add_typer(bench_app, name="bench")
+
 ProjectOption = Annotated[Path, typer.Option("--project", "-p", help="The project file.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Override a field: path.to.field=value.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line of output.")]
@@ -200,6 +203,24 @@ def gate(
     judged = run(loaded, screen, placements=chosen, seed=seed)
     screen.result(judged["verdicts"], following=f"gemcut evaluate {_flags(chosen, every)} {_again(project, overrides)}")
     raise typer.Exit(judged["exit_code"])
+
+
+@bench_app.command("foundation")
+def bench_foundation(
+    *,
+    project: ProjectOption = PROJECT,
+    batches: Annotated[int, typer.Option(min=1, help="Batches of the training period that a step is timed on.")] = 4,
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds of each comparison.")] = 7,
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Try torch.compile too.")] = True,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Floors of this machine, then how fast the foundation model learns on it; needs the store only."""
+    from gemcut.commands.bench import bench_foundation as run
+
+    loaded, screen = _begin(project, overrides, as_json)
+    found = run(loaded, screen, batches=batches, rounds=rounds, compiled=compiled)
+    screen.result(found, following=f"gemcut train {_again(project, overrides)}")
 
 
 @app.command()

@@ -1,0 +1,1 @@
+"""What a step costs at the least, what it takes, and where the rest goes."""
