@@ -6,7 +6,7 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from foundation.data.batch import Int64Array, RequestBatch
 from foundation.data.reader import Reader
 from foundation.data.store import Store
 from foundation.efficiency.flops import FORWARD_AND_BACKWARD, FlopCount, counting_model, estimated_useful_flops
-from foundation.efficiency.layouts import impression_major, num_bytes, num_events
+from foundation.efficiency.layouts import impression_major, num_bytes
 from foundation.efficiency.padded import encoder_variants
 from foundation.efficiency.parts import Call, StepClock, around, calls_of, forward_and_backward, parts_of
 from foundation.efficiency.peak import matmul_peak, memory_bandwidth
@@ -121,8 +121,8 @@ def bench_foundation(job: FoundationJob, size: BenchSize, tell: Tell | None = No
         layouts, seconds = _layouts(bench)
         say(0.6, "parts")
         parts, local_mfu = _parts_alone(bench, of_first, floors["peak_flops_per_s"])
-        step = _step(bench, count, floors["peak_flops_per_s"], seconds=seconds) | {"local_mfu": local_mfu}
-        step["scaling_ratio"] = step["e2e_mfu"] / local_mfu if local_mfu else float("nan")
+        step = _step(bench, count, floors["peak_flops_per_s"], seconds=seconds)
+        step |= {"local_mfu": local_mfu, "scaling_ratio": step["e2e_mfu"] / local_mfu}
         say(0.8, "reader")
         reader = _reader_alone(bench, model_rows_per_s=step["rows_per_s"]["median"])
         say(0.85, "torch.compile")
@@ -204,7 +204,7 @@ def _lengths(batches: list[RequestBatch]) -> Int64Array:
 
 def _step(bench: _Bench, count: FlopCount, peak: float, *, seconds: list[float]) -> dict[str, Any]:
     """A step as a whole, and split by what its time went to."""
-    rows, events = bench.num_rows, sum(num_events(batch) for batch in bench.batches)
+    rows, events = bench.num_rows, sum(batch.num_events for batch in bench.batches)
     per_pass = Measured.of(seconds)
     called = calls_of(bench.model, lambda: bench.trainer.score(to_tensors(bench.batches[0], bench.world.device)))
     parts = parts_of(bench.model, called)
@@ -219,7 +219,7 @@ def _step(bench: _Bench, count: FlopCount, peak: float, *, seconds: list[float])
         "events_per_s": events / per_pass.median,
         "useful_flops": count.training / len(bench.batches),
         "e2e_mfu": count.training / per_pass.median / peak,
-        "split": {name: taken / total for name, taken in clock.seconds.most_common()},
+        "split": {name: taken / total for name, taken in sorted(clock.seconds.items(), key=lambda item: -item[1])},
         "peak_memory_bytes": _peak_memory(bench.world.device),
     }
 
@@ -242,7 +242,7 @@ def _parts_alone(bench: _Bench, count: FlopCount, peak: float) -> tuple[dict[str
         seconds = Measured.of(taken).median
         found[name] = {"flops_share": flops[name] / count.total, "seconds": seconds, "mfu": needed / seconds / peak}
     weight = sum(part["flops_share"] for part in found.values())
-    return found, sum(part["flops_share"] * part["mfu"] for part in found.values()) / weight if weight else 0.0
+    return found, sum(part["flops_share"] * part["mfu"] for part in found.values()) / weight
 
 
 def _calls(bench: _Bench) -> dict[str, Call]:
@@ -275,7 +275,7 @@ def _compiled(bench: _Bench, parts: dict[str, Any]) -> dict[str, Any]:
         module = modules[name]
         started = time.perf_counter()
         try:
-            fast = forward_and_backward(torch.compile(module, dynamic=True), calls[name])
+            fast = forward_and_backward(cast("nn.Module", torch.compile(module, dynamic=True)), calls[name])
             variants = {"eager": forward_and_backward(module, calls[name]), "compiled": fast}
             seconds = interleaved(variants, rounds=bench.size.rounds, device=bench.world.device)
         except RuntimeError as error:  # no compiler, or an operator that it does not know

@@ -55,7 +55,7 @@ class FlopCount:
 class ZeroTokens(nn.Module):
     """Stands in for a `TokenEmbedding` where only shapes matter: no table, no rank, no device."""
 
-    def __init__(self, keys: list[tuple[str, str]], width: int) -> None:
+    def __init__(self, keys: tuple[tuple[str, str], ...], width: int) -> None:
         super().__init__()
         self.keys, self.width = keys, width
 

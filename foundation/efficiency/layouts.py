@@ -45,11 +45,6 @@ def num_bytes(batch: RequestBatch) -> int:
     )
 
 
-def num_events(batch: RequestBatch) -> int:
-    """Events of all histories of a batch."""
-    return sum(len(history.times) for history in batch.histories.values())
-
-
 def _taken(
     batch: RequestBatch, requests: Int64Array, *, candidate_offsets: Int64Array, rows: Int64Array
 ) -> RequestBatch:

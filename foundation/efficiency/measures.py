@@ -1,4 +1,4 @@
-"""How well a pass used the machine: rates, waiting, and the share of the peak that went into useful work."""
+"""How well a training pass used the machine: rates, waiting, and the share of the peak that went into useful work."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from foundation.config import ModelConfig
-from foundation.data.batch import RequestBatch
-from foundation.data.schema import Schema
+from foundation.data.reader import Reader
+from foundation.data.store import Store
 from foundation.efficiency.flops import counting_model, estimated_useful_flops
 from foundation.efficiency.peak import matmul_peak
+from foundation.training.foundation_model import FoundationJob
+from foundation.training.stream import StreamReport
 
 COUNTED_REQUESTS = 16
 
@@ -20,11 +21,11 @@ class PassEfficiency:
     """Of one rank's pass.
 
     Attributes:
-        rows_per_s: candidates scored and learned from.
+        rows_per_s: candidates learned from, at every visit.
         events_per_s: history events read.
         data_wait_ratio: share of the time that the model waited for the reader, in [0, 1].
         useful_flops_per_row: forward and backward, without padding and without computing anything twice.
-        peak_flops_per_s: of this machine's matrix products, measured after the pass.
+        peak_flops_per_s: of this machine's matrix products in float32, measured after the pass.
         e2e_mfu: useful FLOPs a second over the peak, in [0, 1].
     """
 
@@ -36,38 +37,38 @@ class PassEfficiency:
     e2e_mfu: float
 
 
-def pass_efficiency(
-    schema: Schema,
-    config: ModelConfig,
-    *,
-    example: RequestBatch,
-    num_rows: int,
-    num_events: int,
-    seconds: float,
-    data_wait_seconds: float,
-    device: torch.device,
-) -> PassEfficiency:
+def pass_efficiency(job: FoundationJob, report: StreamReport) -> PassEfficiency:
     """Measures of a pass, out of its counts and its times; takes one or two seconds.
 
+    FLOPs a row are those of a batch in the middle of the training period.
+
     Args:
-        schema: the project's data sections.
-        config: the model's.
-        example: a batch of the pass, whose FLOPs a row stand for all.
-        num_rows: candidates of the pass.
-        num_events: history events of the pass.
-        seconds: of the whole pass, above 0.
-        data_wait_seconds: of them, waiting for the reader.
-        device: the pass ran on.
+        job: what was trained.
+        report: of this rank's pass.
     """
-    count = estimated_useful_flops(counting_model(schema, config), [example], num_requests=COUNTED_REQUESTS)
-    per_row = count.training / max(example.num_candidates, 1)
-    peak = matmul_peak(device).flops_per_s
-    rows_per_s = num_rows / seconds
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    per_row, peak = training_flops_per_row(job), matmul_peak(device).flops_per_s
+    seconds = max(report.seconds, 1e-9)
+    rows_per_s = report.num_rows_learned / seconds
     return PassEfficiency(
         rows_per_s=rows_per_s,
-        events_per_s=num_events / seconds,
-        data_wait_ratio=data_wait_seconds / seconds,
+        events_per_s=report.num_events / seconds,
+        data_wait_ratio=report.data_wait_seconds / seconds,
         useful_flops_per_row=per_row,
         peak_flops_per_s=peak,
         e2e_mfu=per_row * rows_per_s / peak,
     )
+
+
+def training_flops_per_row(job: FoundationJob) -> float:
+    """Useful FLOPs of forward and backward, a candidate of the batch in the middle of the training period."""
+    store = Store.open(job.store, job.schema)
+    positions = store.select(end=job.until_us)
+    requests = min(job.config.training.batch_requests, len(positions))
+    middle = (len(positions) - requests) // 2
+    with Reader(store, job.schema, positions[middle : middle + requests], max(requests, 1), prefetch=0) as reader:
+        batches = list(reader)
+    if not batches:
+        return 0.0
+    count = estimated_useful_flops(counting_model(job.schema, job.config.model), batches, num_requests=COUNTED_REQUESTS)
+    return count.training / batches[0].num_candidates

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -79,7 +79,7 @@ class StepClock:
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, names: list[str]) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = defaultdict(float)
         self._model, self._optimizer, self._names = model, optimizer, names
         self._device = next(model.parameters()).device
         self._open: list[tuple[str, float, float]] = []

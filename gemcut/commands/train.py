@@ -18,6 +18,7 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False) -> dict
 
     Under torchrun every rank calls this; the first one prints, tracks and writes shared files.
     """
+    from foundation.efficiency.measures import pass_efficiency
     from foundation.training.foundation_model import train_foundation
 
     space = Workspace(loaded)
@@ -41,18 +42,17 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False) -> dict
                 },
                 step=steps,
             )
-        seconds = max(report.stream.seconds, 1e-9)
-        tracker.log_metrics(
-            {
-                "rows_per_s": report.stream.num_rows / seconds,
-                "data_wait_ratio": report.stream.data_wait_seconds / seconds,
-            },
-            step=steps,
-        )
+        efficiency = pass_efficiency(space.foundation_job(), report.stream)
+        tracker.log_metrics(asdict(efficiency), step=steps)
         tracker.log_artifact(space.foundation / "report.json")
     _print(report.progressive, screen)
+    screen.say(
+        f"  {efficiency.rows_per_s:,.0f} rows/s, {efficiency.events_per_s:,.0f} events/s, "
+        f"waited {efficiency.data_wait_ratio:.1%} of the time for data, E2E MFU {efficiency.e2e_mfu:.1%}"
+    )
     return {
         "checkpoint": report.stream.checkpoint,
+        "efficiency": asdict(efficiency),
         "progressive": {k: asdict(v) for k, v in report.progressive.items()},
     }
 

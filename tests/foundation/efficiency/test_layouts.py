@@ -3,7 +3,7 @@ from dataclasses import fields
 import numpy as np
 
 from foundation.data.batch import RequestBatch
-from foundation.efficiency.layouts import chosen, impression_major, num_bytes, num_events, one_by_one
+from foundation.efficiency.layouts import chosen, impression_major, num_bytes, one_by_one
 
 LENGTHS, COUNTS = [2, 0, 5], [3, 1, 2]
 
@@ -28,7 +28,7 @@ def test_each_request_alone_has_what_is_its_own(batch_of):
     batch = batch_of(LENGTHS, COUNTS)
     alone = list(one_by_one(batch))
     assert [one.num_candidates for one in alone] == COUNTS
-    assert [num_events(one) for one in alone] == LENGTHS
+    assert [one.num_events for one in alone] == LENGTHS
     rows = np.concatenate([one.candidate_ids for one in alone])
     np.testing.assert_array_equal(rows, batch.candidate_ids)
     events = np.concatenate([one.histories["orders"].ids for one in alone])
