@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -56,13 +57,18 @@ def around(parts: Iterable[str], called: Iterable[str]) -> list[str]:
     return sorted({name for name in called for part in parts if name and part.startswith(f"{name}.")})
 
 
-def forward_and_backward(module: nn.Module, call: Call) -> Callable[[], None]:
-    """The part alone, as often as one likes: its forward and backward pass with the inputs of a call."""
+def forward_and_backward(module: nn.Module, call: Call, *, compiled: bool = False) -> Callable[[], None]:
+    """A part alone, as often as one likes: its forward and backward pass with the inputs of a call.
+
+    It is a copy, so that no hook of a model that is spread over ranks sees its gradients.
+    """
     args, named = _detached(call.args), _detached(call.named)
-    parameters = list(module.parameters())
+    alone = copy.deepcopy(module)
+    parameters = list(alone.parameters())
+    forward = torch.compile(alone, dynamic=True) if compiled else alone
 
     def run() -> None:
-        outputs = [out for out in _tensors(module(*args, **named)) if out.requires_grad]
+        outputs = [out for out in _tensors(forward(*args, **named)) if out.requires_grad]
         if outputs:
             torch.autograd.backward(outputs, [torch.ones_like(out) for out in outputs])
         for leaf in (*parameters, *_tensors((args, named))):

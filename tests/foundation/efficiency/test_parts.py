@@ -38,10 +38,17 @@ def test_a_part_runs_alone_as_often_as_one_likes_and_leaves_no_gradient(called):
 def test_a_part_alone_computes_the_gradients_of_its_inputs():
     linear = nn.Linear(2, 3)
     seen = []
-    linear.register_full_backward_hook(lambda module, grad_in, grad_out: seen.append(grad_in[0]))
     calls = calls_of(linear, lambda: linear(torch.ones(4, 2)))
+    linear.register_full_backward_hook(lambda module, grad_in, grad_out: seen.append(grad_in[0]))
     forward_and_backward(linear, calls[""])()
     torch.testing.assert_close(seen[0], linear.weight.sum(0).expand(4, 2))
+
+
+def test_hooks_on_the_parameters_of_the_model_do_not_see_a_part_alone():
+    linear = nn.Linear(2, 3)
+    linear.weight.register_post_accumulate_grad_hook(lambda parameter: pytest.fail("a rank would wait for others"))
+    calls = calls_of(linear, lambda: linear(torch.ones(4, 2)))
+    forward_and_backward(linear, calls[""])()
 
 
 class Sleepless(nn.Module):
