@@ -14,9 +14,11 @@ from benchmarks.rows import Rows, read_rows
 from eval.metrics.calibration import calibration
 from eval.metrics.entropy import normalized_entropy
 from eval.metrics.ranking import auc
+from eval.predictions import Predictions, load_predictions
 from foundation.data.store import Store
 from gemcut.project import LoadedProject, load_project
 from gemcut.workspace import Workspace
+from serving.errors import UserError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +51,14 @@ def opened(path: Path, overrides: Sequence[str] = ()) -> Opened:
     store = Store.open(space.store, loaded.project)
     rows = read_rows(store, loaded.project, store.select())
     return Opened(loaded, store, rows, space.until_us, rows.first_at(space.until_us))
+
+
+def kept(path: Path, model_digest: str, data_fingerprint: str) -> Predictions | None:
+    """The predictions of a finished stage; None where there are none, or those of other settings or rows."""
+    try:
+        return load_predictions(path, model_digest=model_digest, data_fingerprint=data_fingerprint)
+    except UserError:
+        return None
 
 
 def arguments_of(description: str | None) -> argparse.ArgumentParser:

@@ -155,9 +155,10 @@ def compare_din(
 
     Labels that come late are learned at once by both: it is speed that is compared.
     """
-    overrides = [*overrides, "foundation.model={recipe: din}", f"foundation.training.threads={threads}"]
-    overrides.append("foundation.training.checkpoint_every=1000000000")
     schema = load_project(path, overrides).project
+    events = min([EVENTS, *(log.limit for log in schema.data.events.values())])
+    overrides = [*overrides, f"foundation.model={{recipe: din, encoder_events: {events}}}"]
+    overrides += [f"foundation.training.threads={threads}", "foundation.training.checkpoint_every=1000000000"]
     overrides += [f"objectives.{name}.delay=PT0S" for name, one in schema.objectives.items() if one.delay]
     loaded = load_project(path, overrides)
     space, project = Workspace(loaded), loaded.project

@@ -86,7 +86,7 @@ def columns_of(rows: Rows, cut: int) -> Columns:
     """
     values, names = [rows.numbers], list(rows.number_names)
     clock = {"hour": rows.times // HOUR_US % 24, "weekday": (rows.times // DAY_US + 3) % 7}
-    for name in (name for name in clock if name not in rows.id_names):
+    for name in (name for name in clock if name not in (*rows.id_names, *rows.number_names)):
         values.append(clock[name].astype(np.float32)[:, None])
         names.append(name)
     distinct: dict[int, int] = {}

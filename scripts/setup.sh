@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 venv=.venv
 ready=$venv/.gemcut-ready
 unfinished=$venv/.gemcut-unfinished
-extras=serving,export,track,plots,demo,dev
+extras=serving,export,track,plots,demo,benchmarks,dev
 
 say() { printf 'setup: %s\n' "$*"; }
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
