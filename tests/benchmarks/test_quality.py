@@ -1,4 +1,4 @@
-"""The whole comparison on a tiny project: all models score the same rows, by both protocols, and go on where they were."""
+"""A whole comparison on a tiny project: all models score the same rows by both protocols, and go on where they were."""
 
 import json
 
