@@ -17,7 +17,7 @@ from torch import Tensor
 
 from eval.artifacts import sha256_of, write_file, write_json
 from eval.predictions import Predictions, save_predictions
-from foundation.data.batch import Int64Array, RequestBatch
+from foundation.data.batch import Int64Array
 from foundation.data.reader import Reader
 from foundation.data.schema import Schema
 from foundation.data.store import Store
@@ -27,11 +27,11 @@ from foundation.parallel.world import World, joined_world
 from foundation.soft_labels import MANIFEST_FILE as SOFT_LABEL_MANIFEST
 from foundation.soft_labels import SoftLabels, read_soft_labels
 from foundation.training.checkpoint import Identity, list_checkpoints, read_manifest
-from foundation.training.labels import settled_labels
 from foundation.training.loss import masked_cross_entropy
 from foundation.training.prior import first_log_odds
 from foundation.training.stream import CheckpointPolicy, Progress, learn
 from foundation.training.trainer import OptimizerConfig, Trainer
+from foundation.training.visits import Visit, Visits
 from serving.errors import Problem, UserError
 from transfer.config import Placement
 from transfer.liveness import LossRecorder, recent
@@ -112,10 +112,10 @@ def train_student(job: StudentJob, progress: Progress | None = None) -> StudentR
             identity=Identity(run=identity, **digests),
         )
         loss_of = _loss(job, soft_labels, recorder)
-        with _reader(job, store, test=False, batch_requests=job.placement.student.batch_requests) as reader:
+        with _visits(job, store, world) as visits:
             report = learn(
                 trainer,
-                reader,
+                visits,
                 loss_of=loss_of,
                 recorder=recorder,
                 policy=policy,
@@ -135,7 +135,7 @@ def train_student(job: StudentJob, progress: Progress | None = None) -> StudentR
         num_rows=recorder.num_rows,
         seconds=report.seconds,
         soft_label_coverage=recorder.coverage,
-        label_loss=recent(recorder.label),
+        label_loss=recent(recorder.label) if recorder.label else 0.0,
         distillation_loss=recent(recorder.distillation),
     )
     write_json(job.folder / RESULT_FILE, result)
@@ -214,23 +214,34 @@ def _positions(job: StudentJob, store: Store, *, test: bool) -> Int64Array:
     return store.select(surfaces=(job.placement.surface,), **period)
 
 
-def _reader(job: StudentJob, store: Store, *, test: bool, batch_requests: int) -> Reader:
-    positions = _positions(job, store, test=test)
-    limits = job.placement.student.history_limits(job.schema)
-    return Reader(store, job.schema, positions, batch_requests, history_limits=limits)
+def _visits(job: StudentJob, store: Store, world: World) -> Visits:
+    return Visits(
+        store,
+        job.schema,
+        _positions(job, store, test=False),
+        job.placement.student.batch_requests,
+        objectives=job.placement.objectives,
+        until_us=job.until_us,
+        world=world,
+        history_limits=job.placement.student.history_limits(job.schema),
+    )
 
 
 def _loss(
     job: StudentJob, soft_labels: SoftLabels | None, recorder: LossRecorder
-) -> Callable[[RequestBatch, tuple[Tensor, Tensor | None]], Tensor]:
+) -> Callable[[Visit, tuple[Tensor, Tensor | None]], Tensor]:
     places = _places(job)
     config = job.placement.transfer.soft_labels
 
-    def loss_of(batch: RequestBatch, outputs: tuple[Tensor, Tensor | None]) -> Tensor:
+    def loss_of(visit: Visit, outputs: tuple[Tensor, Tensor | None]) -> Tensor:
         serving, auxiliary = outputs
-        labels = torch.as_tensor(settled_labels(batch, job.schema, job.until_us)[:, places]).to(serving.device)
+        batch = visit.batch
+        labels = torch.as_tensor(visit.labels[:, places]).to(serving.device)
         label_loss = masked_cross_entropy(serving, labels, serving.new_ones(len(places)))
-        recorder.label.append(label_loss.detach())
+        if labels.isfinite().any():
+            recorder.label.append(label_loss.detach())
+        if not visit.is_first:  # the teacher's scores were learned at the first; the ranks reduce the same gradients
+            return label_loss if auxiliary is None else label_loss + 0 * auxiliary.sum()
         if auxiliary is None or soft_labels is None or config is None:
             recorder.count(batch.num_candidates, 0)
             return label_loss
@@ -247,7 +258,8 @@ def _loss(
 
 def _predict(job: StudentJob, store: Store, trainer: Trainer, weights_digest: str) -> Predictions:
     batches, probabilities = [], []
-    with _reader(job, store, test=True, batch_requests=SCORING_REQUESTS) as reader:
+    positions, limits = _positions(job, store, test=True), job.placement.student.history_limits(job.schema)
+    with Reader(store, job.schema, positions, SCORING_REQUESTS, history_limits=limits) as reader:
         for batch in reader:
             logits, _ = trainer.score(to_tensors(batch, trainer.world.device))
             batches.append(batch)

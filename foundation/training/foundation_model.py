@@ -17,20 +17,20 @@ from eval.artifacts import write_json
 from eval.progressive import Stream, StreamMetrics
 from foundation.config import FoundationConfig
 from foundation.data.batch import Float32Array, RequestBatch
-from foundation.data.reader import Reader
 from foundation.data.schema import Schema
 from foundation.data.store import Store
 from foundation.model.heads import SurfaceObjectiveHeads
+from foundation.model.numbers import NumberEncoding
 from foundation.model.recipes import RECIPES
 from foundation.parallel.reduce import of_all_ranks
 from foundation.parallel.world import World, joined_world
 from foundation.soft_labels import NOTHING_LEARNED, SoftLabelWriter, Teacher
 from foundation.training.checkpoint import Identity
-from foundation.training.labels import settled_labels
 from foundation.training.loss import masked_cross_entropy
-from foundation.training.prior import first_log_odds
+from foundation.training.prior import first_log_odds, number_sample
 from foundation.training.stream import CheckpointPolicy, Progress, StreamReport, learn
 from foundation.training.trainer import OptimizerConfig, Trainer
+from foundation.training.visits import Visit, Visits
 from serving.errors import Problem, UserError
 
 FORGETTING_STEPS = 200
@@ -81,9 +81,14 @@ def build_trainer(job: FoundationJob, world: World, store: Store) -> Trainer:
         gradient_clip=training.gradient_clip,
     )
     model = RECIPES[job.config.model.recipe](job.schema, job.config.model)
-    log_odds = first_log_odds(store, job.schema, store.select(end=job.until_us), job.until_us)
-    for heads in (module for module in model.modules() if isinstance(module, SurfaceObjectiveHeads)):
-        heads.start_at(log_odds)
+    positions = store.select(end=job.until_us)
+    log_odds = first_log_odds(store, job.schema, positions, job.until_us)
+    of_request, of_candidate = number_sample(store, job.schema, positions)
+    for module in model.modules():
+        if isinstance(module, SurfaceObjectiveHeads):
+            module.start_at(log_odds)
+        elif isinstance(module, NumberEncoding):
+            module.fit(of_request if module.group == "request" else of_candidate)
     return Trainer(model, world, rates)
 
 
@@ -99,18 +104,15 @@ def train_foundation(job: FoundationJob, progress: Progress | None = None) -> Fo
         identity = run_identity(job, store.fingerprint)
         weights = torch.tensor([o.weight for o in job.schema.objectives.values()], device=world.device)
 
-        def loss_of(batch: RequestBatch, logits: Tensor) -> Tensor:
-            labels = torch.as_tensor(settled_labels(batch, job.schema, job.until_us)).to(logits.device)
+        def loss_of(visit: Visit, logits: Tensor) -> Tensor:
+            labels = torch.as_tensor(visit.labels).to(logits.device)
             return masked_cross_entropy(logits, labels, weights)
 
         recorder = ProgressiveRecorder(job, world)
-        positions = store.select(end=job.until_us)
-        with Reader(
-            store, job.schema, positions, job.config.training.batch_requests, rank=world.rank, world_size=world.size
-        ) as reader:
+        with visits_of(job, store, world) as visits:
             report = learn(
                 trainer,
-                reader,
+                visits,
                 loss_of=loss_of,
                 recorder=recorder,
                 policy=CheckpointPolicy(
@@ -132,6 +134,19 @@ def train_foundation(job: FoundationJob, progress: Progress | None = None) -> Fo
             )
             write_json(job.folder / "report.json", result)
         return result
+
+
+def visits_of(job: FoundationJob, store: Store, world: World) -> Visits:
+    """The pass of a job over its store."""
+    return Visits(
+        store,
+        job.schema,
+        store.select(end=job.until_us),
+        job.config.training.batch_requests,
+        objectives=tuple(job.schema.objectives),
+        until_us=job.until_us,
+        world=world,
+    )
 
 
 class ProgressiveRecorder:

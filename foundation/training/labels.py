@@ -6,10 +6,15 @@ from datetime import timedelta
 
 import numpy as np
 
-from foundation.data.batch import Float32Array, RequestBatch
+from foundation.data.batch import Float32Array, Int64Array, RequestBatch
 from foundation.data.schema import Schema
 
 MICROSECOND = timedelta(microseconds=1)
+
+
+def label_delays(schema: Schema) -> Int64Array:
+    """[K] int64, microseconds: how long after its request each objective's label is known."""
+    return np.array([objective.delay // MICROSECOND for objective in schema.objectives.values()], dtype=np.int64)
 
 
 def settled_labels(batch: RequestBatch, schema: Schema, until_us: int) -> Float32Array:
@@ -23,6 +28,5 @@ def settled_labels(batch: RequestBatch, schema: Schema, until_us: int) -> Float3
     Returns:
         [C, K] float32: the batch's labels, with NaN where request time + delay > until_us.
     """
-    delays = np.array([objective.delay // MICROSECOND for objective in schema.objectives.values()], dtype=np.int64)
     times = np.repeat(batch.times, np.diff(batch.candidate_offsets))
-    return np.where(times[:, None] + delays > until_us, np.float32(np.nan), batch.labels)
+    return np.where(times[:, None] + label_delays(schema) > until_us, np.float32(np.nan), batch.labels)

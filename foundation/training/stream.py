@@ -1,4 +1,4 @@
-"""The one training loop, of teacher and students alike: a pass over the reader in time order, with checkpoints."""
+"""The one training loop, of teacher and students alike: a pass over the log in time order, with checkpoints."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from foundation.data.batch import RequestBatch
-from foundation.data.reader import Reader
 from foundation.model.inputs import to_tensors
 from foundation.training import checkpoint as checkpoints
 from foundation.training.checkpoint import Identity
 from foundation.training.trainer import Trainer
+from foundation.training.visits import Visit, Visits
 
 Progress = Callable[[float, str], None]
 
@@ -24,7 +24,7 @@ class Recorder(Protocol):
     """Keeps what a run learns about itself; saved and restored with the model."""
 
     def record(self, batch: RequestBatch, outputs: Any, loss: Tensor) -> None:
-        """Take a batch and what the model said of it before it learned."""
+        """Take the batch of a first visit and what the model said of it before it learned."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -52,10 +52,19 @@ class CheckpointPolicy:
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """What a pass did; times are of this process only, not of the runs it resumed."""
+    """What a pass did; times are of this process only, not of the runs it resumed.
+
+    Attributes:
+        num_steps: first and second visits.
+        num_rows: of first visits.
+        num_rows_learned: of all visits.
+        num_events: of their histories.
+    """
 
     num_steps: int
     num_rows: int
+    num_rows_learned: int
+    num_events: int
     seconds: float
     data_wait_seconds: float
     resumed_at_step: int
@@ -64,15 +73,15 @@ class StreamReport:
 
 def learn(
     trainer: Trainer,
-    reader: Reader,
+    visits: Visits,
     *,
-    loss_of: Callable[[RequestBatch, Any], Tensor],
+    loss_of: Callable[[Visit, Any], Tensor],
     recorder: Recorder,
     policy: CheckpointPolicy,
     cooldown: float = 0.0,
     progress: Progress | None = None,
 ) -> StreamReport:
-    """Score and learn every batch once; go on from the newest checkpoint if there is one.
+    """Score and learn every visit once; go on from the newest checkpoint if there is one.
 
     Over the last `cooldown` of the pass, in [0, 1], the learning rates fall linearly to zero: what the newest batches
     happened to hold then weighs no more than the others.
@@ -80,35 +89,40 @@ def learn(
     Raises:
         MismatchError: the newest checkpoint belongs to another store, schema or run.
     """
-    step = resumed_at = _resume(trainer, reader, recorder, policy)
-    num_rows, wait, started = 0, 0.0, time.perf_counter()
+    step = resumed_at = _resume(trainer, visits, recorder, policy)
+    num_rows, num_rows_learned, num_events, wait, started = 0, 0, 0, 0.0, time.perf_counter()
     saved_at = resumed_at or -1
-    total = max(step + len(reader), 1)
-    batches = iter(reader)
+    total = max(step + len(visits), 1)
+    coming = iter(visits)
     while True:
         asked = time.perf_counter()
-        batch = next(batches, None)
+        visit = next(coming, None)
         wait += time.perf_counter() - asked
-        if batch is None:
+        if visit is None:
             break
         if cooldown and step >= (1 - cooldown) * total:
             trainer.slow_down((total - step) / (cooldown * total))
-        outputs, loss = trainer.step(to_tensors(batch, trainer.world.device), lambda out, b=batch: loss_of(b, out))
-        recorder.record(batch, outputs, loss)
-        step, num_rows = step + 1, num_rows + batch.num_candidates
+        tensors = to_tensors(visit.batch, trainer.world.device)
+        outputs, loss = trainer.step(tensors, lambda out, v=visit: loss_of(v, out))
+        step += 1
+        num_rows_learned += visit.batch.num_candidates
+        num_events += visit.batch.num_events
+        if visit.is_first:
+            recorder.record(visit.batch, outputs, loss)
+            num_rows += visit.batch.num_candidates
         if step % policy.every_steps == 0:
-            _save(trainer, reader, recorder, policy, step)
+            _save(trainer, visits, recorder, policy, step)
             saved_at = step
         if progress is not None:
             progress(step / total, recorder.summary())
     if saved_at != step:
-        _save(trainer, reader, recorder, policy, step)
+        _save(trainer, visits, recorder, policy, step)
     seconds = time.perf_counter() - started
     newest = checkpoints.list_checkpoints(policy.folder)[-1].name
-    return StreamReport(step, num_rows, seconds, wait, resumed_at, newest)
+    return StreamReport(step, num_rows, num_rows_learned, num_events, seconds, wait, resumed_at, newest)
 
 
-def _resume(trainer: Trainer, reader: Reader, recorder: Recorder, policy: CheckpointPolicy) -> int:
+def _resume(trainer: Trainer, visits: Visits, recorder: Recorder, policy: CheckpointPolicy) -> int:
     found = checkpoints.list_checkpoints(policy.folder)
     if not found:
         recorder.load({})
@@ -116,17 +130,17 @@ def _resume(trainer: Trainer, reader: Reader, recorder: Recorder, policy: Checkp
     manifest = checkpoints.read_manifest(found[-1])
     checkpoints.check_identity(found[-1], manifest, policy.identity)
     state = checkpoints.load_checkpoint(found[-1], tensors=trainer.tensors())
-    reader.load_state_dict(state["reader"])
+    visits.load_state_dict(state["visits"])
     recorder.load(state["recorder"])
     return manifest.step
 
 
-def _save(trainer: Trainer, reader: Reader, recorder: Recorder, policy: CheckpointPolicy, step: int) -> None:
+def _save(trainer: Trainer, visits: Visits, recorder: Recorder, policy: CheckpointPolicy, step: int) -> None:
     checkpoints.save_checkpoint(
         policy.folder,
         step=step,
         tensors=trainer.tensors(),
-        state={"reader": reader.state_dict(), "recorder": recorder.state()},
+        state={"visits": visits.state_dict(), "recorder": recorder.state()},
         identity=policy.identity,
         world=trainer.world,
     )

@@ -25,9 +25,9 @@ class OptimizerConfig:
     gradient_clip: float = 1.0
 
 
-CLIPPED_APART = (".auxiliary.", ".late.")
-"""In the names of parameters whose gradient must not change the step of the others, by way of the clipped norm either:
-heads that only help to train, and heads of labels that come late."""
+CLIPPED_APART = ".auxiliary."
+"""In the names of parameters of heads that only help to train: their gradient must not change the step of the others,
+by way of the clipped norm either."""
 
 
 class Trainer:
@@ -40,9 +40,10 @@ class Trainer:
         self.model: DistributedModelParallel = shard(model, world, table_learning_rate=config.table_learning_rate)
         named = [(name, p) for name, p in self.model.named_parameters() if ".collection." not in name]
         self.dense = [parameter for _, parameter in named]
-        apart = [[p for name, p in named if mark in f".{name}"] for mark in CLIPPED_APART]
-        others = [p for name, p in named if not any(mark in f".{name}" for mark in CLIPPED_APART)]
-        self._clipped = (others, *apart)
+        self._clipped = tuple(
+            [parameter for name, parameter in named if (CLIPPED_APART in f".{name}") == apart]
+            for apart in (False, True)
+        )
         self.dense_optimizer = torch.optim.AdamW(
             self.dense, lr=config.dense_learning_rate, weight_decay=config.weight_decay
         )

@@ -14,11 +14,14 @@ from foundation.data.store import Store
 from foundation.model.inputs import to_tensors
 from foundation.parallel.world import joined_world
 from foundation.soft_labels import NOTHING_LEARNED, SoftLabelWriter, read_soft_labels
+from foundation.training.visits import Visits
 from serving.errors import MismatchError, UserError
 from transfer import distill
 from transfer.distill import RESULT_FILE, WEIGHTS_FILE, build_student, finished_student, train_student
 from transfer.export import served_student
 from transfer.losses import distillation_loss
+
+DAY_US = 86_400_000_000
 
 
 @pytest.fixture
@@ -125,7 +128,8 @@ def test_every_training_row_had_a_soft_label(tiny):
     store = Store.open(job.store, job.schema)
     result = finished_student(job, store)
     assert result.soft_label_coverage == 1
-    assert result.num_steps == -(-len(store.select(surfaces=("search",), end=job.until_us)) // 16)
+    ends = (job.until_us, job.until_us - DAY_US + 1)  # of first visits, and of those whose conversions are known
+    assert result.num_steps == sum(-(-len(store.select(surfaces=("search",), end=end)) // 16) for end in ends)
     assert np.isfinite([result.label_loss, result.distillation_loss]).all()
 
 
@@ -253,8 +257,15 @@ def test_stopped_and_run_again_a_student_is_the_one_that_was_never_stopped(job_o
     assert told == never_stopped | {"seconds": None}
 
 
+def unlabelled(visits):
+    """The same visits, every label unknown."""
+    return lambda self: (
+        dataclasses.replace(visit, labels=np.full_like(visit.labels, np.nan)) for visit in visits(self)
+    )
+
+
 def test_unknown_labels_still_distil(job_of, known, tmp_path, monkeypatch):
-    monkeypatch.setattr(distill, "settled_labels", lambda batch, schema, until_us: np.full_like(batch.labels, np.nan))
+    monkeypatch.setattr(Visits, "__iter__", unlabelled(Visits.__iter__))
     job = job_of()
     result = train_student(job)
     assert result.label_loss == 0

@@ -3,6 +3,7 @@
 import shutil
 import signal
 from collections import Counter
+from itertools import islice
 
 import numpy as np
 import orjson
@@ -13,8 +14,7 @@ from foundation.data.reader import Reader
 from foundation.model.inputs import to_tensors
 from foundation.parallel.world import joined_world
 from foundation.soft_labels import NOTHING_LEARNED, read_soft_labels
-from foundation.training.foundation_model import build_trainer, run_identity, train_foundation
-from foundation.training.labels import settled_labels
+from foundation.training.foundation_model import build_trainer, run_identity, train_foundation, visits_of
 from foundation.training.loss import masked_cross_entropy
 from serving.errors import MismatchError
 
@@ -45,10 +45,10 @@ def train_and_stop(job, num_steps):
 
 @pytest.fixture(scope="module")
 def never_stopped(tmp_path_factory, job_of):
-    """The folder of a run of 13 steps; not to be changed."""
+    """The folder of a run of 26 steps, 13 of them first visits; not to be changed."""
     folder = tmp_path_factory.mktemp("never_stopped")
     report = train(job_of(folder))
-    assert report.stream.num_steps == 13
+    assert report.stream.num_steps == 26
     return folder
 
 
@@ -98,15 +98,16 @@ def test_scores_are_those_of_a_model_that_learned_the_earlier_batches_only(never
     weights = torch.tensor([objective.weight for objective in log.schema.objectives.values()])
     with joined_world(1) as world:
         trainer = build_trainer(job, world, log.store)
-        for batch in batches(log, job)[:7]:
-            tensors = to_tensors(batch, world.device)
-            fresh = trainer.score(tensors).numpy()
-            np.testing.assert_array_equal(
-                labels.of_rows(batch.row_ids, np.full(batch.num_candidates, 2**62)), fresh, strict=True
-            )
-            settled = torch.from_numpy(settled_labels(batch, log.schema, job.until_us))
-            trainer.step(tensors, lambda out, settled=settled: masked_cross_entropy(out, settled, weights))
-            assert not np.array_equal(trainer.score(tensors).numpy(), fresh, equal_nan=True)
+        with visits_of(job, log.store, world) as visits:
+            for visit in islice(visits, 9):
+                tensors = to_tensors(visit.batch, world.device)
+                fresh = trainer.score(tensors).numpy()
+                if visit.is_first:
+                    recorded = labels.of_rows(visit.batch.row_ids, np.full(visit.batch.num_candidates, 2**62))
+                    np.testing.assert_array_equal(recorded, fresh, strict=True)
+                known = torch.from_numpy(visit.labels)
+                trainer.step(tensors, lambda out, known=known: masked_cross_entropy(out, known, weights))
+                assert not np.array_equal(trainer.score(tensors).numpy(), fresh, equal_nan=True)
 
 
 def test_progressive_metrics_are_those_of_the_soft_labels(never_stopped, log, job_of):
@@ -173,12 +174,12 @@ def test_killed_and_run_again_is_never_stopped(tmp_path, never_stopped, job_of, 
 def test_a_finished_run_that_is_run_again_stays_as_it_is(copied, never_stopped, job_of, snapshot):
     report = train(job_of(copied))
     assert report.stream.num_rows == 0
-    assert report.stream.resumed_at_step == report.stream.num_steps == 13
+    assert report.stream.resumed_at_step == report.stream.num_steps == 26
     assert vars(snapshot(copied)) == vars(snapshot(never_stopped))
 
 
 def test_the_newest_checkpoints_are_kept_and_no_other(never_stopped, snapshot):
-    assert snapshot(never_stopped).checkpoints == ["step-00000012", "step-00000013"]
+    assert snapshot(never_stopped).checkpoints == ["step-00000024", "step-00000026"]
 
 
 def test_a_log_without_a_training_row_gives_the_first_parameters_and_no_scores(tmp_path, log, job_of, snapshot):
@@ -195,7 +196,7 @@ def test_what_does_not_change_the_numbers_may_change_between_stop_and_resume(tmp
     resumed, straight = snapshot(tmp_path), snapshot(never_stopped)
     assert resumed.tensors == straight.tensors
     assert resumed.progressive == straight.progressive
-    assert resumed.checkpoints == ["step-00000013"]
+    assert resumed.checkpoints == ["step-00000026"]
 
 
 @pytest.mark.parametrize(
@@ -232,21 +233,21 @@ def damage(path, how):
 @pytest.mark.parametrize("how", ["truncated", "edited", "gone"])
 @pytest.mark.parametrize("file", ["*.safetensors", "state.json"])
 def test_a_damaged_checkpoint_is_refused(copied, job_of, file, how):
-    (path,) = (copied / "checkpoints" / "step-00000013").glob(file)
+    (path,) = (copied / "checkpoints" / "step-00000026").glob(file)
     damage(path, how)
     with pytest.raises(MismatchError, match=path.name.replace(".", r"\.")):
         train(job_of(copied))
 
 
 def test_a_malformed_checkpoint_manifest_is_refused(copied, job_of):
-    (copied / "checkpoints" / "step-00000013" / "manifest.json").write_bytes(b"{}")
+    (copied / "checkpoints" / "step-00000026" / "manifest.json").write_bytes(b"{}")
     with pytest.raises(MismatchError, match="a checkpoint manifest"):
         train(job_of(copied))
 
 
 def test_a_folder_without_a_manifest_is_no_checkpoint(copied, never_stopped, job_of, snapshot):
-    (copied / "checkpoints" / "step-00000013" / "manifest.json").unlink()
-    assert train(job_of(copied)).stream.resumed_at_step == 12
+    (copied / "checkpoints" / "step-00000026" / "manifest.json").unlink()
+    assert train(job_of(copied)).stream.resumed_at_step == 24
     assert vars(snapshot(copied)) == vars(snapshot(never_stopped))
 
 

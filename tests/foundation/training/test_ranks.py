@@ -8,11 +8,16 @@ import pytest
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from foundation.data.reader import Reader
 from foundation.parallel.world import joined_world
 from foundation.soft_labels import read_soft_labels
 from foundation.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
-from foundation.training.foundation_model import ProgressiveRecorder, build_trainer, run_identity, train_foundation
+from foundation.training.foundation_model import (
+    ProgressiveRecorder,
+    build_trainer,
+    run_identity,
+    train_foundation,
+    visits_of,
+)
 
 # Float32 sums over rows in another order, through a dozen steps of AdamW, whose first steps are as long as the learning
 # rate (1e-3) however small the gradient.
@@ -25,9 +30,8 @@ def begun(job, log):
     """A checkpoint before the first step, so that all start from the same tables, however they are spread."""
     with joined_world(1) as world:
         trainer = build_trainer(job, world, log.store)
-        positions = log.store.select(end=job.until_us)
-        with Reader(log.store, log.schema, positions, job.config.training.batch_requests) as reader:
-            state = {"reader": reader.state_dict(), "recorder": ProgressiveRecorder(job, world).state()}
+        with visits_of(job, log.store, world) as visits:
+            state = {"visits": visits.state_dict(), "recorder": ProgressiveRecorder(job, world).state()}
         save_checkpoint(
             job.folder / "checkpoints",
             step=0,
@@ -109,7 +113,7 @@ def test_a_batch_of_one_request_leaves_a_rank_without_any(tmp_path, log, job_of,
     job = job_of(tmp_path / "two", batch_requests=num_requests - 1)
     begun(job, log)
     alone = job_of(shutil.copytree(job.folder, tmp_path / "one"), batch_requests=num_requests - 1)
-    assert train_foundation(alone).stream.num_steps == 2
+    assert train_foundation(alone).stream.num_steps == 3
     for rank in run_job(job, 2):
         assert rank.returncode == 0, rank.errors
     assert_close(outcome(job, log), outcome(alone, log))

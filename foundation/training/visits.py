@@ -1,0 +1,121 @@
+"""One pass in time order: each request once for what is known of it soon, and again for each label that comes late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from foundation.data.batch import Float32Array, Int64Array, RequestBatch, keep_rows
+from foundation.data.reader import Reader, ReaderState
+from foundation.data.schema import Schema
+from foundation.data.store import Store
+from foundation.parallel.world import World
+from foundation.training.labels import label_delays
+from foundation.training.schedule import FIRST, turns
+
+VisitsState = dict[str, ReaderState]
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A batch, and what may be learned from it now.
+
+    Attributes:
+        batch: requests with all their labels, for evaluation. Of a second visit only rows that have something to learn.
+        labels: [C, K] float32; NaN where unknown, and where known only earlier or later than this visit.
+        is_first: the rows are scored by a model that has not seen them.
+    """
+
+    batch: RequestBatch
+    labels: Float32Array
+    is_first: bool
+
+
+class Visits:
+    """The batches of one pass, as a `Reader` has them: iterate, save the state, go on from it.
+
+    Args:
+        store: an open store.
+        schema: the project's data sections.
+        positions: [N] int64, ascending; the requests to visit.
+        batch_requests: requests a global batch.
+        objectives: those whose late labels are learned.
+        until_us: labels that are ripe later are never learned, microseconds since 1970 UTC.
+        world: the ranks that share each batch.
+        history_limits: newest events by log, where other than the schema's.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        schema: Schema,
+        positions: Int64Array,
+        batch_requests: int,
+        *,
+        objectives: tuple[str, ...],
+        until_us: int,
+        world: World,
+        history_limits: dict[str, int] | None = None,
+    ) -> None:
+        self._batch_requests = batch_requests
+        delays, wanted = label_delays(schema), np.isin(list(schema.objectives), objectives)
+        late = [int(delay) for delay in np.unique(delays[wanted]) if delay != FIRST]
+        self._learned = {delay: np.flatnonzero(wanted & (delays == delay)) for delay in (FIRST, *late)}
+        times = store.times[positions]
+        ripe = {delay: np.searchsorted(times, until_us - delay, side="right") for delay in late}
+        chosen = {FIRST: positions, **{delay: positions[:count] for delay, count in ripe.items()}}
+        self._times = {delay: times[: len(selected)] for delay, selected in chosen.items()}
+        self._readers = {
+            delay: Reader(
+                store,
+                schema,
+                selected,
+                batch_requests,
+                rank=world.rank,
+                world_size=world.size,
+                history_limits=history_limits,
+            )
+            for delay, selected in chosen.items()
+        }
+
+    def __len__(self) -> int:
+        """Batches that are left, of both kinds; the same on every rank."""
+        return sum(len(reader) for reader in self._readers.values())
+
+    def __iter__(self) -> Iterator[Visit]:
+        """Visits from where the readers are."""
+        state = self.state_dict()
+        left = {delay: times[state[str(delay)]["next"] :] for delay, times in self._times.items()}
+        batches = {delay: iter(reader) for delay, reader in self._readers.items()}
+        for delay in turns(left, self._batch_requests).tolist():
+            yield self._visit(next(batches[delay]), delay)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for reader in self._readers.values():
+            reader.close()
+
+    def state_dict(self) -> VisitsState:
+        """Where every reader is, by delay."""
+        return {str(delay): reader.state_dict() for delay, reader in self._readers.items()}
+
+    def load_state_dict(self, state: VisitsState) -> None:
+        """Go to where visits of the same requests were; see `Reader.load_state_dict`."""
+        for delay, reader in self._readers.items():
+            reader.load_state_dict(state[str(delay)])
+
+    def _visit(self, batch: RequestBatch, delay: int) -> Visit:
+        places = self._learned[delay]
+        if delay != FIRST:
+            batch = keep_rows(batch, np.any(np.isfinite(batch.labels[:, places]), axis=1))
+        labels = np.full_like(batch.labels, np.nan)
+        labels[:, places] = batch.labels[:, places]
+        return Visit(batch, labels, delay == FIRST)
