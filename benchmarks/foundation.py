@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.network import probabilities_of
@@ -69,8 +69,7 @@ def _job(project: Opened, wanted: Wanted, folder: Path, until_us: int) -> Founda
     schema = project.loaded.project
     training = schema.foundation.training.model_copy(update={"seed": wanted.seed})
     config = schema.foundation.model_copy(update={"training": training})
-    job = FoundationJob(schema, config, project.store.folder, folder, until_us)
-    return job if wanted.surfaces is None else replace(job, surfaces=wanted.surfaces)
+    return FoundationJob(schema, config, project.store.folder, folder, until_us, wanted.surfaces)
 
 
 def _frozen(at_cut: FoundationJob, progress: Progress | None) -> Path:

@@ -45,6 +45,7 @@ class FoundationJob:
     Attributes:
         folder: gets `checkpoints/`, `soft_labels/` and `report.json`.
         until_us: requests before this time are learned from, microseconds since 1970 UTC.
+        surfaces: requests of these surfaces only; of every one if None.
     """
 
     schema: Schema
@@ -52,6 +53,7 @@ class FoundationJob:
     store: Path
     folder: Path
     until_us: int
+    surfaces: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ def run_identity(job: FoundationJob, data_fingerprint: str) -> Identity:
     """What a checkpoint of this job, made from the store of a fingerprint, belongs to."""
     content = [job.config.model_dump(mode="json", exclude={"training": NO_MATTER})]
     content += [job.schema.schema_digest(), data_fingerprint, job.until_us]
+    content += [job.surfaces] if job.surfaces else []
     run = hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
     return Identity(run=run, schema_digest=job.schema.schema_digest(), data_fingerprint=data_fingerprint)
 
@@ -81,7 +84,7 @@ def build_trainer(job: FoundationJob, world: World, store: Store) -> Trainer:
         gradient_clip=training.gradient_clip,
     )
     model = RECIPES[job.config.model.recipe](job.schema, job.config.model)
-    positions = store.select(end=job.until_us)
+    positions = store.select(job.surfaces, end=job.until_us)
     log_odds = first_log_odds(store, job.schema, positions, job.until_us)
     of_request, of_candidate = number_sample(store, job.schema, positions)
     for module in model.modules():
@@ -141,7 +144,7 @@ def visits_of(job: FoundationJob, store: Store, world: World) -> Visits:
     return Visits(
         store,
         job.schema,
-        store.select(end=job.until_us),
+        store.select(job.surfaces, end=job.until_us),
         job.config.training.batch_requests,
         objectives=tuple(job.schema.objectives),
         until_us=job.until_us,

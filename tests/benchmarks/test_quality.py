@@ -120,21 +120,17 @@ def test_a_file_of_something_else_is_refused_with_every_problem(tmp_path):
 
 def test_a_variant_is_compared_with_the_full_model(tiny_teacher, tmp_path):
     variants = tmp_path / "variants.yaml"
-    variants.write_text("full: {}\nno_match: {set: [foundation.model.match=false]}\nalone: {only_objective: true}\n")
-    options = [
-        "--out",
-        tmp_path / "out",
-        "--objective",
-        "click",
-        "--variants",
-        variants,
-        "--resamples",
-        20,
-        "--seeds",
-        1,
-    ]
+    variants.write_text(
+        "full: {}\nno_match: {set: [foundation.model.match=false]}\nalone: {only_objective: true}\n"
+        "there: {only_surface: true}\n"
+    )
+    options = ["--out", tmp_path / "out", "--objective", "click", "--surface", "search", "--variants", variants]
+    options += ["--resamples", 20, "--seeds", 1]
     found = json.loads(run(ablation.app, tiny_teacher.path, *options, *FAST)[-1])
-    assert set(found) == {"no_match", "alone"}
+    assert set(found) == {"no_match", "alone", "there"}
+    project = opened(tiny_teacher.path)
+    there = project.rows.surfaces[project.cut :] == project.rows.schema.surfaces.index("search")
+    assert [part["num_rows"] for part in found.values()] == [len(there), len(there), there.sum()]
     for name, part in found.items():
         gap = part["models"]["full"]["auc"]["mean"] - part["models"][name]["auc"]["mean"]
         assert part["leads"][name]["auc"]["mean"] == pytest.approx(gap)
