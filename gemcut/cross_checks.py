@@ -158,6 +158,37 @@ def check_surfaces(schema: Schema) -> Iterator[Problem]:
             yield from _unknown(f"{where}.{position}", surface, schema.surfaces, what="surfaces")
 
 
+def check_conditions(schema: Schema) -> Iterator[Problem]:
+    """What an objective is given exists wherever it does, comes to an end, and has a probability to multiply with."""
+    for name, objective in schema.objectives.items():
+        where, given = f"objectives.{name}.given", objective.given
+        if given is None:
+            if objective.conditional == "masked":
+                yield Problem(where, "an objective, for `conditional: masked`", "nothing", "Name it, or remove both.")
+            continue
+        yield from _unknown(where, given, schema.objectives, what="objectives")
+        if given not in schema.objectives:
+            continue
+        chain = [name]
+        while (following := schema.objectives[chain[-1]].given) in schema.objectives and following not in chain:
+            chain.append(following)
+        if following == name:
+            got = " given ".join(f"`{other}`" for other in (*chain, name))
+            yield Problem(where, "a chain that ends", got, "Remove one `given`.")
+        lacking = sorted({s for s, n in schema.heads() if n == name} - {s for s, n in schema.heads() if n == given})
+        if lacking:
+            got, remedy = (
+                f"`{given}`, which {listed(lacking)} lacks",
+                "Narrow this objective's `surfaces` or widen its.",
+            )
+            yield Problem(where, "an objective on every surface of this one", got, remedy)
+        if objective.conditional == "product" and schema.objectives[given].conditional == "masked":
+            got = f"`{given}`, which is masked and has none of all rows"
+            yield Problem(
+                where, "an objective with a probability of its own", got, "Make both products, or both masked."
+            )
+
+
 def check_placements(schema: Schema, placements: Mapping[str, Placement]) -> Iterator[Problem]:
     """A placement's surface exists, and its objectives exist on that surface."""
     heads = set(schema.heads())

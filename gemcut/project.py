@@ -100,6 +100,7 @@ def cross_problems(project: Project) -> list[Problem]:
         *checks.check_store_names(project),
         *checks.check_statistics(project),
         *checks.check_surfaces(project),
+        *checks.check_conditions(project),
         *checks.check_placements(project, placements),
         *checks.check_history(project, model, placements),
         *checks.check_heads(model),

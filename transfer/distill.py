@@ -150,10 +150,11 @@ def build_student(job: StudentJob, world: World, store: Store) -> Trainer:
     model = Student(
         job.schema,
         student,
-        len(job.placement.objectives),
+        job.placement.objectives,
         gradient_scale=config.gradient_scale if job.arm == "student" and config is not None else None,
     )
-    log_odds = first_log_odds(store, job.schema, _positions(job, store, test=False), job.until_us)
+    positions, objectives = _positions(job, store, test=False), job.placement.objectives
+    log_odds = first_log_odds(store, job.schema, positions, job.until_us, objectives=objectives)
     with torch.no_grad():
         model.network.head.bias.copy_(log_odds[_places(job)])
     return Trainer(model, world, OptimizerConfig(student.dense_learning_rate, student.table_learning_rate))

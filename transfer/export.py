@@ -6,7 +6,7 @@ import hashlib
 import logging
 import shutil
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from safetensors.torch import load as from_safetensors
 
 from eval.artifacts import digests_of, staged_folder, write_file
-from eval.predictions import load_predictions
+from eval.predictions import Predictions, load_predictions
 from foundation.data.raw import raw_requests
 from foundation.data.schema import Feature, IdFeature, NumberFeature, Schema
 from foundation.data.store import Store
+from foundation.model.conditional import products_of
 from foundation.model.embedding import module_name
 from serving.errors import MismatchError, Problem
 from serving.features import groups_of
@@ -41,6 +42,7 @@ from serving.ranker import Ranker
 from serving.session import open_session
 from transfer.distill import PREDICTIONS_FILE, RESULT_FILE, WEIGHTS_FILE, StudentJob, StudentResult, finished_student
 from transfer.parity import check_parity
+from transfer.sampling import corrections, with_odds
 from transfer.served import ServedStudent
 from transfer.student import StudentNetwork, StudentShape
 
@@ -87,7 +89,9 @@ def export(job: ExportJob) -> Path:
     store = Store.open(student.store, student.schema, verify=True)
     result = trained_student(student, store)
     model = served_student(student, store)
-    predictions = load_predictions(student.folder / PREDICTIONS_FILE, data_fingerprint=store.fingerprint)
+    predictions = _of_all_rows(
+        load_predictions(student.folder / PREDICTIONS_FILE, data_fingerprint=store.fingerprint), student.schema
+    )
     positions = _sample(predictions.request)
     requests = raw_requests(store, positions, history_limits=student.placement.student.history_limits(student.schema))
     with staged_folder(job.target / "candidate") as stage:
@@ -121,6 +125,15 @@ def current_bundle(target: Path) -> Path:
     if not bundle.is_dir():
         raise MismatchError(Problem(str(target), "an exported bundle", "none", "Run `gemcut export` first."))
     return bundle
+
+
+def _of_all_rows(predictions: Predictions, schema: Schema) -> Predictions:
+    """What the trained model would say if the log had kept every row, as a bundle does."""
+    corrected = {
+        name: with_odds(probabilities, schema.objectives[name].negatives_kept)
+        for name, probabilities in predictions.probabilities.items()
+    }
+    return replace(predictions, probabilities=corrected)
 
 
 def _sample(positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -168,14 +181,17 @@ def served_student(job: StudentJob, store: Store) -> ServedStudent:
     trained_student(job, store)
     weights = from_safetensors((job.folder / WEIGHTS_FILE).read_bytes())
     shape = StudentShape.of(job.schema)
-    network = StudentNetwork(shape, job.placement.student, len(job.placement.objectives))
+    objectives = job.placement.objectives
+    products = products_of(job.schema, objectives)
+    network = StudentNetwork(shape, job.placement.student, len(objectives), products=products)
     prefix = "network."
     network.load_state_dict({n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)})
     tables = {
         table: weights[f"embedding.collection.embeddings.{module_name(table)}.weight"]
         for table in sorted(used_tables(job.schema))
     }
-    return ServedStudent(job.schema, shape, network, tables).eval()
+    added = corrections(job.schema, objectives)
+    return ServedStudent(job.schema, shape, network, tables, corrections=added).eval()
 
 
 def used_tables(schema: Schema) -> set[str]:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from eval.predictions import Predictions
 from foundation.data.batch import RequestBatch
 from foundation.data.schema import Schema
+from foundation.training.labels import counted_labels
 
 
 def predictions_of(
@@ -30,7 +31,7 @@ def predictions_of(
         data_fingerprint: of the store.
     """
     counts = np.concatenate([np.diff(batch.candidate_offsets) for batch in batches])
-    labels = np.concatenate([batch.labels for batch in batches]).astype(np.float64)
+    labels = np.concatenate([counted_labels(batch, schema) for batch in batches]).astype(np.float64)
     places = {name: place for place, name in enumerate(schema.objectives)}
 
     def of_rows(values: list[NDArray[np.int64]]) -> NDArray[np.int64]:

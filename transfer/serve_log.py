@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from eval.predictions import Predictions
 from foundation.data.batch import RequestBatch
@@ -17,10 +18,11 @@ from serving.ranker import Ranker
 from serving.session import open_session
 from transfer.distill import SCORING_REQUESTS, StudentJob
 from transfer.predict import predictions_of
+from transfer.sampling import with_odds
 
 
 def served_predictions(bundle_folder: Path, job: StudentJob) -> Predictions:
-    """What a bundle says of its placement's test rows; `model_digest` is the bundle's.
+    """What a bundle says of its placement's test rows, as they are; `model_digest` is the bundle's.
 
     Args:
         bundle_folder: a bundle of the job's placement.
@@ -31,21 +33,28 @@ def served_predictions(bundle_folder: Path, job: StudentJob) -> Predictions:
     store = Store.open(job.store, job.schema)
     positions = store.select(surfaces=(job.placement.surface,), start=job.until_us)
     limits = {history.log: history.limit for history in bundle.manifest.histories}
+    objectives = bundle.manifest.objectives
     batches, scores = [], []
     with Reader(store, job.schema, positions, SCORING_REQUESTS, history_limits=limits) as reader:
         for batch in reader:
             batches.append(batch)
             for request in range(batch.num_requests):
                 served = ranker.score_arrays(feeds_of(batch, request))
-                scores.append(np.stack([served[name] for name in bundle.manifest.objectives], axis=1))
+                scores.append(np.stack([_of_kept_rows(served[name], name, job) for name in objectives], axis=1))
     return predictions_of(
         batches,
         np.concatenate(scores).astype(np.float64),
         schema=job.schema,
-        objectives=bundle.manifest.objectives,
+        objectives=objectives,
         model_digest=bundle.digest,
         data_fingerprint=store.fingerprint,
     )
+
+
+def _of_kept_rows(probabilities: NDArray[Any], objective: str, job: StudentJob) -> NDArray[Any]:
+    """What a bundle says of all rows, said of those that the log kept, on which it is judged."""
+    kept = job.schema.objectives[objective].negatives_kept
+    return with_odds(probabilities.astype(np.float64), 1 / kept) if kept < 1 else probabilities
 
 
 def feeds_of(batch: RequestBatch, request: int) -> dict[str, Any]:

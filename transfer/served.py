@@ -37,13 +37,28 @@ class FeatureRows(nn.Module):
 
 
 class ServedStudent(nn.Module):
-    """`Student` for one request, from ids to probabilities; nothing of the auxiliary head or of TorchRec is in it."""
+    """`Student` for one request, from ids to probabilities; nothing of the auxiliary head or of TorchRec is in it.
+
+    `corrections` are added to the log odds of the output, composed or not: the probability is that among all rows, also
+    where the log kept only some of those with label 0.
+    """
 
     table: Tensor
     decays: Tensor
+    corrections: Tensor
 
-    def __init__(self, schema: Schema, shape: StudentShape, network: StudentNetwork, tables: dict[str, Tensor]) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        shape: StudentShape,
+        network: StudentNetwork,
+        tables: dict[str, Tensor],
+        *,
+        corrections: tuple[float, ...],
+    ) -> None:
         super().__init__()
+        self.corrected = any(corrections)
+        self.register_buffer("corrections", torch.tensor(corrections))
         self.logs = tuple(shape.events)
         self.num_item_fields = shape.num_item_fields
         self.network = network
@@ -84,7 +99,8 @@ class ServedStudent(nn.Module):
             user.append(inputs["request_numbers"])
         x = self.network.user_half(torch.cat(user, dim=1))
         features = self.network.backbone(x, torch.cat(candidate, dim=1))
-        return torch.sigmoid(self.network.head(features))
+        logits = self.network.logits(features)
+        return torch.sigmoid(logits + self.corrections if self.corrected else logits)
 
     def _matches(self, candidate_ids: Tensor, event_ids: Tensor, days: Tensor) -> Tensor:
         """`foundation.model.match.match_signals` of one request: [N, F * NUM_SIGNALS]."""

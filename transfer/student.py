@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from foundation.data.schema import Schema, ids_of, numbers_of
+from foundation.model.conditional import Products, compose, products_of
 from foundation.model.embedding import TokenEmbedding
 from foundation.model.inputs import RequestTensors
 from foundation.model.layout import bucket_by_length
@@ -69,8 +70,11 @@ class StudentShape:
 class StudentNetwork(nn.Module):
     """The dense part, which is trained and exported alike."""
 
-    def __init__(self, shape: StudentShape, config: StudentConfig, num_objectives: int) -> None:
+    def __init__(
+        self, shape: StudentShape, config: StudentConfig, num_objectives: int, *, products: Products = ()
+    ) -> None:
         super().__init__()
+        self.products = products
         first, *rest = config.hidden
         self.user_half = nn.Linear(shape.user_width(config.width), first)
         self.candidate_half = nn.Linear(shape.candidate_width(config.width), first, bias=False)
@@ -84,24 +88,29 @@ class StudentNetwork(nn.Module):
         """[N or 1, first] user half's output, [N, candidate inputs] → [N, last]."""
         return self.hidden(user + self.candidate_half(candidate))
 
+    def logits(self, features: Tensor) -> Tensor:
+        """[N, last] → [N, K] log odds."""
+        return compose(self.head(features), self.products)
+
 
 class Student(nn.Module):
     """A student in training; `gradient_scale=None` is the no-transfer twin."""
 
     def __init__(
-        self, schema: Schema, config: StudentConfig, num_objectives: int, *, gradient_scale: float | None
+        self, schema: Schema, config: StudentConfig, objectives: tuple[str, ...], *, gradient_scale: float | None
     ) -> None:
         super().__init__()
         self.shape = StudentShape.of(schema)
         self.embedding = TokenEmbedding(schema, tuple(schema.data.events), config.width)
-        self.network = StudentNetwork(self.shape, config, num_objectives)
+        products = products_of(schema, objectives)
+        self.network = StudentNetwork(self.shape, config, len(objectives), products=products)
         self.gradient_scale = gradient_scale
         self.auxiliary: nn.Module | None = None
         if gradient_scale is not None:
             # A fork, so that student and twin of one seed start from the same parameters.
             with torch.random.fork_rng(devices=[]):
                 last = config.hidden[-1]
-                self.auxiliary = nn.Sequential(nn.Linear(last, last), nn.ReLU(), nn.Linear(last, num_objectives))
+                self.auxiliary = nn.Sequential(nn.Linear(last, last), nn.ReLU(), nn.Linear(last, len(objectives)))
 
     def forward(self, batch: RequestTensors) -> tuple[Tensor, Tensor | None]:
         """(serving logits [C, K], auxiliary logits [C, K] or None for a twin)."""
@@ -118,8 +127,8 @@ class Student(nn.Module):
         )
         features = self.network.backbone(self.network.user_half(user)[owner], candidate)
         if self.auxiliary is None or self.gradient_scale is None:
-            return self.network.head(features), None
-        return self.network.head(features), self.auxiliary(scale_gradient(features, self.gradient_scale))
+            return self.network.logits(features), None
+        return self.network.logits(features), self.auxiliary(scale_gradient(features, self.gradient_scale))
 
     def _request_parts(self, tokens: dict[str, Tensor], batch: RequestTensors) -> list[Tensor]:
         parts = [tokens[f"request.{name}"] for name in self.shape.request]

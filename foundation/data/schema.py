@@ -161,6 +161,21 @@ class Objective(Section):
         "are not learned from.",
     )
     weight: float = Field(default=1.0, ge=0, le=1000, description="Weight of the objective in the training loss.")
+    given: Name | None = Field(
+        default=None, description="Objective that must have come true for this one to (multi-unit given purchase)."
+    )
+    conditional: Literal["product", "masked"] = Field(
+        default="product",
+        description="With `given`. `product`: the score is of both together, the head's part of it of this one given "
+        "the other. `masked`: the score is of this one given the other; rows where the other is not 1 do not count.",
+    )
+    negatives_kept: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Share of the rows with label 0 that the log kept. Bundles score as if all had been kept; training "
+        "and evaluation are on the rows there are.",
+    )
 
 
 class Statistic(Section):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from foundation.data.schema import Schema
+from foundation.model.conditional import compose, products_of
 
 
 class SurfaceObjectiveHeads(nn.Module):
@@ -20,6 +21,7 @@ class SurfaceObjectiveHeads(nn.Module):
     def __init__(self, schema: Schema, width: int) -> None:
         super().__init__()
         num_surfaces, num_objectives = len(schema.surfaces), len(schema.objectives)
+        self.products = products_of(schema, tuple(schema.objectives))
         self.shared = nn.Linear(width, num_objectives)
         self.special = nn.Linear(width, num_surfaces * num_objectives)
         nn.init.zeros_(self.special.weight)
@@ -27,7 +29,7 @@ class SurfaceObjectiveHeads(nn.Module):
         self.register_buffer("exists", torch.from_numpy(schema.head_exists()), persistent=False)
 
     def start_at(self, log_odds: Tensor) -> None:
-        """Let every head begin at its objective's log odds, [K]."""
+        """Let every head begin at given log odds, [K]; those of a product are given what it is given."""
         with torch.no_grad():
             self.shared.bias.copy_(log_odds)
 
@@ -35,4 +37,4 @@ class SurfaceObjectiveHeads(nn.Module):
         """[C, D] trunk, [C] surface of each candidate → [C, K] logits, NaN where the pair does not exist."""
         own = self.special(trunk).unflatten(1, self.exists.shape)
         logits = self.shared(trunk) + own[torch.arange(len(trunk), device=trunk.device), surfaces]
-        return torch.where(self.exists[surfaces], logits, torch.nan)
+        return torch.where(self.exists[surfaces], compose(logits, self.products), torch.nan)

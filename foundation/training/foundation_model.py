@@ -26,6 +26,7 @@ from foundation.parallel.reduce import of_all_ranks
 from foundation.parallel.world import World, joined_world
 from foundation.soft_labels import NOTHING_LEARNED, SoftLabelWriter, Teacher
 from foundation.training.checkpoint import Identity
+from foundation.training.labels import counted_labels
 from foundation.training.loss import masked_cross_entropy
 from foundation.training.prior import first_log_odds, number_sample
 from foundation.training.stream import CheckpointPolicy, Progress, StreamReport, learn
@@ -156,7 +157,7 @@ class ProgressiveRecorder:
     """Progressive metrics by objective, and the progressive soft labels."""
 
     def __init__(self, job: FoundationJob, world: World) -> None:
-        self.objectives = tuple(job.schema.objectives)
+        self.schema, self.objectives = job.schema, tuple(job.schema.objectives)
         self.labels = SoftLabelWriter(job.folder / "soft_labels", self.objectives, rank=world.rank)
         self.is_first = world.is_first
         self.exists = job.schema.head_exists()
@@ -170,9 +171,10 @@ class ProgressiveRecorder:
         self._check_finite(batch, logits)
         cutoffs = np.full(batch.num_candidates, self.learned_to, dtype=np.int64)
         self.labels.add(batch.row_ids, cutoffs, logits)
+        labels = counted_labels(batch, self.schema)
         for place, name in enumerate(self.objectives):
-            known = np.isfinite(batch.labels[:, place]) & np.isfinite(logits[:, place])
-            self.streams[name].update(batch.labels[known, place], logits[known, place])
+            known = np.isfinite(labels[:, place]) & np.isfinite(logits[:, place])
+            self.streams[name].update(labels[known, place], logits[known, place])
         self.learned_to = max(of_all_ranks(int(batch.times.max(initial=self.learned_to))))
         share = 1 / FORGETTING_STEPS
         self.recent_loss += (float(loss) - self.recent_loss) * (share if self.recent_loss else 1.0)

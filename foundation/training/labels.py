@@ -1,4 +1,4 @@
-"""Labels that are settled at the training cut; the others belong to the future."""
+"""Which labels a model may learn: those whose condition is met, and that are known."""
 
 from __future__ import annotations
 
@@ -13,8 +13,19 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 def label_delays(schema: Schema) -> Int64Array:
-    """[K] int64, microseconds: how long after its request each objective's label is known."""
-    return np.array([objective.delay // MICROSECOND for objective in schema.objectives.values()], dtype=np.int64)
+    """[K] int64, microseconds: how long after its request each objective's label, and its condition, is known."""
+    own = {name: objective.delay // MICROSECOND for name, objective in schema.objectives.items()}
+    conditions = _conditions(schema)
+    return np.array([max(own[name], own[conditions.get(name, name)]) for name in own], dtype=np.int64)
+
+
+def counted_labels(batch: RequestBatch, schema: Schema) -> Float32Array:
+    """[C, K] float32: the batch's labels, with NaN where a masked objective's condition is not known to be met."""
+    conditions, places = _conditions(schema), {name: place for place, name in enumerate(schema.objectives)}
+    labels = batch.labels.copy()
+    for name, given in conditions.items():
+        labels[batch.labels[:, places[given]] != 1, places[name]] = np.nan
+    return labels
 
 
 def settled_labels(batch: RequestBatch, schema: Schema, until_us: int) -> Float32Array:
@@ -26,7 +37,16 @@ def settled_labels(batch: RequestBatch, schema: Schema, until_us: int) -> Float3
         until_us: the training cut, microseconds since 1970 UTC.
 
     Returns:
-        [C, K] float32: the batch's labels, with NaN where request time + delay > until_us.
+        [C, K] float32: `counted_labels`, with NaN where request time + delay > until_us.
     """
-    times = np.repeat(batch.times, np.diff(batch.candidate_offsets))
-    return np.where(times[:, None] + label_delays(schema) > until_us, np.float32(np.nan), batch.labels)
+    labels, times = counted_labels(batch, schema), np.repeat(batch.times, np.diff(batch.candidate_offsets))
+    return np.where(times[:, None] + label_delays(schema) > until_us, np.float32(np.nan), labels)
+
+
+def _conditions(schema: Schema) -> dict[str, str]:
+    """What each masked objective is given."""
+    return {
+        name: objective.given
+        for name, objective in schema.objectives.items()
+        if objective.given is not None and objective.conditional == "masked"
+    }

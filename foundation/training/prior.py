@@ -10,14 +10,17 @@ from foundation.data.batch import Int64Array
 from foundation.data.reader import Reader
 from foundation.data.schema import Schema, numbers_of
 from foundation.data.store import Store
+from foundation.model.conditional import products_of
 from foundation.training.labels import settled_labels
 
 PRIOR_REQUESTS = 1024
 SAMPLE_REQUESTS = 4096
 
 
-def first_log_odds(store: Store, schema: Schema, positions: Int64Array, until_us: int) -> Tensor:
-    """Log odds of each objective's label among the first requests of a pass.
+def first_log_odds(
+    store: Store, schema: Schema, positions: Int64Array, until_us: int, *, objectives: tuple[str, ...] | None = None
+) -> Tensor:
+    """Log odds of each objective's label among the first requests of a pass; of a product, where the other came true.
 
     Two made-up rows, one of each label, keep them finite. The scores of these very requests know their mean label, one
     number an objective, and nothing else of them.
@@ -27,6 +30,7 @@ def first_log_odds(store: Store, schema: Schema, positions: Int64Array, until_us
         schema: whose objectives are counted.
         positions: [N] int64, the requests of the pass.
         until_us: the training cut; labels that were not settled then do not count.
+        objectives: those that a model has, of which a product may be made; all of the schema's if absent.
 
     Returns:
         [K] float32.
@@ -37,6 +41,10 @@ def first_log_odds(store: Store, schema: Schema, positions: Int64Array, until_us
             [np.zeros((0, len(schema.objectives)), np.float32)]
             + [settled_labels(batch, schema, until_us) for batch in reader]
         )
+    names = tuple(schema.objectives)
+    for place, given in products_of(schema, names):
+        if objectives is None or {names[place], names[given]} <= set(objectives):
+            labels[labels[:, given] != 1, place] = np.nan
     positives = 1 + (labels == 1).sum(axis=0)
     negatives = 1 + (labels == 0).sum(axis=0)
     return torch.from_numpy(np.log(positives / negatives).astype(np.float32))

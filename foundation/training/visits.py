@@ -14,7 +14,7 @@ from foundation.data.reader import Reader, ReaderState
 from foundation.data.schema import Schema
 from foundation.data.store import Store
 from foundation.parallel.world import World
-from foundation.training.labels import label_delays
+from foundation.training.labels import counted_labels, label_delays
 from foundation.training.schedule import FIRST, turns
 
 VisitsState = dict[str, ReaderState]
@@ -61,7 +61,7 @@ class Visits:
         world: World,
         history_limits: dict[str, int] | None = None,
     ) -> None:
-        self._batch_requests = batch_requests
+        self._schema, self._batch_requests = schema, batch_requests
         delays, wanted = label_delays(schema), np.isin(list(schema.objectives), objectives)
         late = [int(delay) for delay in np.unique(delays[wanted]) if delay != FIRST]
         self._learned = {delay: np.flatnonzero(wanted & (delays == delay)) for delay in (FIRST, *late)}
@@ -115,7 +115,8 @@ class Visits:
     def _visit(self, batch: RequestBatch, delay: int) -> Visit:
         places = self._learned[delay]
         if delay != FIRST:
-            batch = keep_rows(batch, np.any(np.isfinite(batch.labels[:, places]), axis=1))
+            known = np.isfinite(counted_labels(batch, self._schema)[:, places])
+            batch = keep_rows(batch, np.any(known, axis=1))
         labels = np.full_like(batch.labels, np.nan)
-        labels[:, places] = batch.labels[:, places]
+        labels[:, places] = counted_labels(batch, self._schema)[:, places]
         return Visit(batch, labels, delay == FIRST)

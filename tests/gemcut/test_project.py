@@ -233,6 +233,38 @@ SECTIONS = {
         "placements.front.objectives.0",
         "`clik` Did you mean `click`",
     ),
+    "unknown condition": ("{delay: 7d,", "{given: clik,", "objectives.buy.given", "`clik` Did you mean `click`"),
+    "given itself": ("click: {}", "click: {given: click}", "objectives.click.given", "`click` given `click` ends"),
+    "a ring": (
+        "click: {}\n  buy: {delay: 7d, surfaces: [home]}",
+        "click: {given: buy}\n  buy: {given: again}\n  again: {given: click}",
+        "objectives.again.given",
+        "`again` given `click` given `buy` given `again`",
+    ),
+    "given what a surface lacks": (
+        "click: {}",
+        "click: {given: buy}",
+        "objectives.click.given",
+        "`buy` `search` lacks",
+    ),
+    "masked by nothing": (
+        "click: {}",
+        "click: {conditional: masked}",
+        "objectives.click.given",
+        "`conditional: masked` nothing",
+    ),
+    "a product with what is masked": (
+        "click: {}\n  buy: {delay: 7d, surfaces: [home]}",
+        "seen: {}\n  click: {given: seen, conditional: masked}\n  buy: {given: click}",
+        "objectives.buy.given",
+        "`click` masked",
+    ),
+    "no negatives kept": (
+        "click: {}",
+        "click: {negatives_kept: 0}",
+        "objectives.click.negatives_kept",
+        "greater than 0",
+    ),
     "objective twice": ("[click, buy]", "[click, buy, click]", "placements.front.objectives", "`click` 2 times"),
     "objective of another surface": (
         "surface: home,",

@@ -126,6 +126,16 @@ def test_progressive_metrics_are_those_of_the_soft_labels(never_stopped, log, jo
         assert progressive[objective]["log_loss"] == pytest.approx(expected, rel=1e-9)
 
 
+def test_a_masked_objective_is_judged_where_its_condition_is_met(tmp_path, log, job_of):
+    masked = log.schema.objectives["long_view"].model_copy(update={"given": "click", "conditional": "masked"})
+    schema = log.schema.model_copy(update={"objectives": log.schema.objectives | {"long_view": masked}})
+    report = train(job_of(tmp_path, schema=schema))
+    labels = np.concatenate([batch.labels for batch in batches(log, job_of(tmp_path))])
+    click, view = (list(log.schema.objectives).index(name) for name in ("click", "long_view"))
+    assert report.progressive["long_view"].num_rows == (labels[:, click] == 1).sum()
+    assert report.progressive["long_view"].num_positives == labels[labels[:, click] == 1, view].sum()
+
+
 def test_rows_have_no_score_exactly_where_the_surface_has_no_such_objective(never_stopped, log, job_of):
     job = job_of(never_stopped)
     labels = soft_labels_of(never_stopped, log, job)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from foundation.data.schema import Objective
-from foundation.training.labels import settled_labels
+from foundation.training.labels import counted_labels, label_delays, settled_labels
 
 UNTIL = 1_700_000_000_000_000
 HOUR = 3_600_000_000
@@ -37,3 +37,24 @@ def test_unknown_stays_unknown_and_the_batch_stays_as_it_was():
     assert np.isnan(labels).all()
     assert labels.dtype == np.float32
     np.testing.assert_array_equal(given, [[np.nan, 0]])
+
+
+def conditional(kind, delay=timedelta(0)):
+    given = Objective(delay=timedelta(hours=2))
+    return SimpleNamespace(objectives={"many": Objective(given="buy", conditional=kind, delay=delay), "buy": given})
+
+
+def counted(schema):
+    batch = SimpleNamespace(labels=np.array([[1, 1], [0, 1], [0, 0], [1, np.nan]], dtype=np.float32))
+    return counted_labels(batch, schema)
+
+
+def test_a_masked_objective_counts_where_its_condition_is_met_and_is_known_with_it():
+    np.testing.assert_array_equal(counted(conditional("masked")), [[1, 1], [0, 1], [np.nan, 0], [np.nan, np.nan]])
+    assert label_delays(conditional("masked")).tolist() == [2 * HOUR, 2 * HOUR]
+    assert label_delays(conditional("masked", timedelta(hours=3))).tolist() == [3 * HOUR, 2 * HOUR]
+
+
+def test_a_product_counts_everywhere_and_waits_for_nothing_else():
+    np.testing.assert_array_equal(counted(conditional("product")), [[1, 1], [0, 1], [0, 0], [1, np.nan]])
+    assert label_delays(conditional("product")).tolist() == [0, 2 * HOUR]

@@ -31,6 +31,18 @@ def test_heads_begin_at_their_objectives_log_odds(log):
     torch.testing.assert_close(logits[exists], log_odds[exists])
 
 
+def test_the_log_odds_of_a_product_are_those_given_the_other_if_the_model_has_it(log):
+    place, given = (list(log.schema.objectives).index(name) for name in ("long_view", "click"))
+    chained = log.schema.objectives["long_view"].model_copy(update={"given": "click"})
+    schema = log.schema.model_copy(update={"objectives": log.schema.objectives | {"long_view": chained}})
+    positions = log.store.select()
+    labels = rows_of(log, positions)
+    for names, rows in [(None, labels[labels[:, given] == 1]), (("long_view",), labels)]:
+        found = first_log_odds(log.store, schema, positions, 2**62, objectives=names)
+        positives, negatives = 1 + (rows[:, place] == 1).sum(), 1 + (rows[:, place] == 0).sum()
+        assert found[place] == pytest.approx(np.log(positives / negatives), rel=1e-6)
+
+
 def rows_of(log, positions):
     from foundation.data.reader import Reader
 

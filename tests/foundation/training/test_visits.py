@@ -83,6 +83,19 @@ def test_no_row_comes_again_before_its_label_is_ripe(visits):
     assert checked > 5
 
 
+def test_of_a_masked_objective_only_rows_whose_condition_is_met_come_again(log, whole):
+    masked = log.schema.objectives["conversion"].model_copy(update={"given": "click", "conditional": "masked"})
+    schema = log.schema.model_copy(update={"objectives": log.schema.objectives | {"conversion": masked}})
+    second = [v for v in visits_of(replace_schema(log, schema), until_us=log.until_us) if not v.is_first]
+    wanted = np.isfinite(whole.labels[:, CONVERSION]) & (whole.labels[:, CLICK] == 1)
+    wanted &= times_of(whole) + DAY_US <= log.until_us
+    np.testing.assert_array_equal(np.concatenate([v.batch.row_ids for v in second]), whole.row_ids[wanted])
+
+
+def replace_schema(log, schema):
+    return SimpleNamespace(schema=schema, store=log.store)
+
+
 def test_objectives_without_delay_need_no_second_visit(log):
     assert all(visit.is_first for visit in visits_of(log, until_us=log.until_us, objectives=("click", "long_view")))
 
