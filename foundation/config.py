@@ -89,6 +89,10 @@ class TrainingConfig(Section):
     table_learning_rate: float = Field(default=0.05, gt=0, description="Row-wise AdaGrad, for the tables.")
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay.")
     gradient_clip: float = Field(default=1.0, gt=0, description="Largest norm of the dense gradient.")
+    weighting: Literal["fixed", "uncertainty"] = Field(
+        default="fixed",
+        description="How losses of objectives are added: by their `weight`, or by that and learned uncertainty.",
+    )
     seed: int = Field(default=0, ge=0, le=2**63 - 1, description="Seed of the initial parameters.")
     threads: int = Field(default=1, ge=1, le=1024, description="Threads of one process for torch's operators.")
     checkpoint_every: int = Field(default=500, ge=1, le=2**31 - 1, description="Steps between checkpoints.")

@@ -17,6 +17,7 @@ class SurfaceObjectiveHeads(nn.Module):
     """
 
     exists: Tensor
+    log_variances: nn.Parameter | None
 
     def __init__(self, schema: Schema, width: int) -> None:
         super().__init__()
@@ -26,12 +27,17 @@ class SurfaceObjectiveHeads(nn.Module):
         self.special = nn.Linear(width, num_surfaces * num_objectives)
         nn.init.zeros_(self.special.weight)
         nn.init.zeros_(self.special.bias)
+        self.register_parameter("log_variances", None)
         self.register_buffer("exists", torch.from_numpy(schema.head_exists()), persistent=False)
 
     def start_at(self, log_odds: Tensor) -> None:
         """Let every head begin at given log odds, [K]; those of a product are given what it is given."""
         with torch.no_grad():
             self.shared.bias.copy_(log_odds)
+
+    def learn_uncertainties(self) -> None:
+        """Add a parameter [K], at 0: the logarithm of each objective's uncertainty, which only the loss reads."""
+        self.log_variances = nn.Parameter(torch.zeros(self.shared.out_features))
 
     def forward(self, trunk: Tensor, surfaces: Tensor) -> Tensor:
         """[C, D] trunk, [C] surface of each candidate → [C, K] logits, NaN where the pair does not exist."""

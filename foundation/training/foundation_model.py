@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,8 @@ def build_trainer(job: FoundationJob, world: World, store: Store) -> Trainer:
     for module in model.modules():
         if isinstance(module, SurfaceObjectiveHeads):
             module.start_at(log_odds)
+            if training.weighting == "uncertainty":
+                module.learn_uncertainties()
         elif isinstance(module, NumberEncoding):
             module.fit(of_request if module.group == "request" else of_candidate)
     return Trainer(model, world, rates)
@@ -106,12 +109,7 @@ def train_foundation(job: FoundationJob, progress: Progress | None = None) -> Fo
     with joined_world(job.config.training.threads) as world:
         trainer = build_trainer(job, world, store)
         identity = run_identity(job, store.fingerprint)
-        weights = torch.tensor([o.weight for o in job.schema.objectives.values()], device=world.device)
-
-        def loss_of(visit: Visit, logits: Tensor) -> Tensor:
-            labels = torch.as_tensor(visit.labels).to(logits.device)
-            return masked_cross_entropy(logits, labels, weights)
-
+        loss_of = _loss(job, trainer, world)
         recorder = ProgressiveRecorder(job, world)
         with visits_of(job, store, world) as visits:
             report = learn(
@@ -138,6 +136,17 @@ def train_foundation(job: FoundationJob, progress: Progress | None = None) -> Fo
             )
             write_json(job.folder / "report.json", result)
         return result
+
+
+def _loss(job: FoundationJob, trainer: Trainer, world: World) -> Callable[[Visit, Tensor], Tensor]:
+    weights = torch.tensor([o.weight for o in job.schema.objectives.values()], device=world.device)
+    (heads,) = (module for module in trainer.model.modules() if isinstance(module, SurfaceObjectiveHeads))
+
+    def loss_of(visit: Visit, logits: Tensor) -> Tensor:
+        labels = torch.as_tensor(visit.labels).to(logits.device)
+        return masked_cross_entropy(logits, labels, weights, log_variances=heads.log_variances)
+
+    return loss_of
 
 
 def visits_of(job: FoundationJob, store: Store, world: World) -> Visits:

@@ -160,6 +160,22 @@ def test_another_seed_makes_another_model(tmp_path, never_stopped, job_of, snaps
     assert one.tensors.keys() == other.tensors.keys()
 
 
+def test_learned_uncertainties_are_part_of_the_model_and_its_checkpoints(tmp_path, never_stopped, job_of, snapshot):
+    whole, stopped = job_of(tmp_path / "whole", weighting="uncertainty"), job_of(tmp_path, weighting="uncertainty")
+    train(whole)
+    train_and_stop(stopped, 6)
+    train(stopped)
+    assert vars(snapshot(tmp_path)) == vars(snapshot(tmp_path / "whole"))
+    added = snapshot(tmp_path).tensors.keys() - snapshot(never_stopped).tensors.keys()
+    (name,) = (name for name in added if name.startswith("model."))
+    uncertainties = np.frombuffer(snapshot(tmp_path).tensors[name][2], dtype=np.float32)
+    assert len(uncertainties) == 3
+    assert np.all(uncertainties != 0)
+    assert added == {name} | {
+        f"dense_optimizer.{name.removeprefix('model.')}.{part}" for part in ("step", "exp_avg", "exp_avg_sq")
+    }
+
+
 @pytest.mark.parametrize("stops", [(2,), (4,), (6,), (6, 1, 5)])
 def test_stopped_and_resumed_is_never_stopped(tmp_path, never_stopped, job_of, snapshot, stops):
     job = job_of(tmp_path)

@@ -63,6 +63,27 @@ def test_no_rows_at_all_cost_nothing():
     assert loss.item() == 0
 
 
+def test_uncertainty_divides_a_loss_and_costs_its_logarithm_where_a_label_is_known():
+    logits, labels = torch.tensor([[0.3, NAN, 2.0]]), torch.tensor([[1.0, 1.0, 0.0]])
+    uncertainties = torch.tensor([0.4, 5.0, -0.7], requires_grad=True)
+    loss = masked_cross_entropy(logits, labels, torch.tensor([1.0, 1.0, 3.0]), log_variances=uncertainties)
+    click, buy = cross_entropy(0.3, 1), cross_entropy(2.0, 0)
+    expected = math.exp(-0.4) * click + 0.2 + 3 * (math.exp(0.7) * buy - 0.35)
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+    loss.backward()
+    slopes = [0.5 - math.exp(-0.4) * click, 0, 3 * (0.5 - math.exp(0.7) * buy)]
+    assert uncertainties.grad.tolist() == pytest.approx(slopes, rel=1e-5)
+
+
+def test_no_uncertainty_is_better_than_twice_the_loss():
+    best = math.log(2 * cross_entropy(0.3, 1))
+    costs = [
+        masked_cross_entropy(torch.tensor([[0.3]]), torch.ones(1, 1), torch.ones(1), log_variances=torch.tensor([s]))
+        for s in (best - 0.1, best, best + 0.1)
+    ]
+    assert costs[1] < min(costs[0], costs[2])
+
+
 def test_the_gradient_is_that_of_finite_differences():
     logits = torch.tensor([[0.3, -0.2], [-1.2, 2.0]], dtype=torch.float64, requires_grad=True)
     labels = torch.tensor([[1.0, NAN], [0.3, 0.0]], dtype=torch.float64)

@@ -92,6 +92,16 @@ def one_rank(tmp_path_factory, log, job_of):
     return begin, outcome(job, log)
 
 
+def test_two_ranks_learn_the_uncertainties_that_one_learns(tmp_path, log, job_of, run_job):
+    two = job_of(tmp_path / "two", weighting="uncertainty", batch_requests=64)
+    begun(two, log)
+    one = job_of(shutil.copytree(two.folder, tmp_path / "one"), weighting="uncertainty", batch_requests=64)
+    train_foundation(one)
+    for rank in run_job(two, 2):
+        assert rank.returncode == 0, rank.errors
+    assert_close(outcome(two, log), outcome(one, log))
+
+
 def test_two_ranks_learn_what_one_learns(tmp_path, one_rank, log, job_of, run_job):
     job = job_of(shutil.copytree(one_rank[0], tmp_path / "run"))
     for rank in run_job(job, 2):
