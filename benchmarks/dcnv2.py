@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.network import Learner, Tables, known_cross_entropy, mlp, probabilities_of, start_at_rates
-from benchmarks.rows import MICROSECOND, Rows
+from benchmarks.rows import Rows
+from foundation.training.labels import label_delays
 
 Tell = Callable[[str], None]
 
@@ -77,7 +78,7 @@ def steps_of(rows: Rows, batch_requests: int, *, end: int) -> Iterator[Step]:
 
     Labels without delay are learned with their own batch.
     """
-    delays = [objective.delay // MICROSECOND for objective in rows.schema.objectives.values()]
+    delays = label_delays(rows.schema).tolist()
     places = {delay: tuple(k for k, other in enumerate(delays) if other == delay) for delay in sorted(set(delays))}
     learned = dict.fromkeys(places, 0)
     edges = rows.offsets[: int(np.searchsorted(rows.offsets, end, side="left")) + 1][::batch_requests]

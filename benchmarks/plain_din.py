@@ -26,6 +26,7 @@ from foundation.data.schema import Schema, ids_of, numbers_of
 from foundation.data.store import Store
 from foundation.soft_labels import read_soft_labels
 from foundation.training.foundation_model import FoundationJob, train_foundation
+from foundation.training.labels import counted_labels
 from gemcut.project import load_project
 from gemcut.workspace import Workspace
 from serving.ages import age_days
@@ -127,7 +128,9 @@ def train_plain(store: Store, job: FoundationJob) -> Trained:
             owner = np.repeat(np.arange(batch.num_requests), np.diff(batch.candidate_offsets))
             ids = torch.from_numpy(np.concatenate([batch.ids[owner], batch.candidate_ids], axis=1))
             numbers = torch.from_numpy(np.concatenate([batch.numbers[owner], batch.candidate_numbers], axis=1))
-            labels = torch.from_numpy(np.where(exists[batch.surfaces[owner]], batch.labels, np.float32(np.nan)))
+            labels = torch.from_numpy(
+                np.where(exists[batch.surfaces[owner]], counted_labels(batch, job.schema), np.float32(np.nan))
+            )
             if not scores:
                 start_at_rates(network.out, labels)
             histories = {log: padded(batch, history) for log, history in batch.histories.items()}

@@ -22,7 +22,7 @@ from benchmarks.dcnv2 import RATES, Dcnv2Config, run_pass, tuned
 from benchmarks.foundation import FROZEN, PROGRESSIVE, Wanted, score_foundation
 from benchmarks.network import probabilities_of
 from benchmarks.opened import Opened, kept, opened
-from benchmarks.report import cells, header, markdown, show
+from benchmarks.report import cells, header, markdown, show, without
 from benchmarks.rows import predictions_from
 from benchmarks.trees import TreeGrid, fit_trees
 from eval.artifacts import write_file, write_json
@@ -118,12 +118,13 @@ def results_of(
 
 
 def write_results(folder: Path, results: dict[str, dict[str, dict[str, Slice]]]) -> dict[str, Any]:
-    """`quality.json` and `quality.md` in a folder, a table a protocol on the terminal; the content of the first."""
+    """`quality.json` and `quality.md` in a folder, AUC on the terminal; the content of the first."""
     text = "# Quality\n\nLeads are those of the first model, with 95 % intervals over users of the mean over seeds.\n\n"
     for protocol, objectives in results.items():
         columns = header(next(iter(objectives.values())))
         lines = [line for name, slices in objectives.items() for line in cells(name, slices)]
-        show(protocol, columns, lines)
+        shown, *short = without(columns, lines, names=("NE", "cal.", "positives"))
+        show(protocol, shown, short)
         text += markdown(protocol, columns, lines)
     content = {
         protocol: {name: {where: asdict(part) for where, part in slices.items()} for name, slices in objectives.items()}

@@ -9,6 +9,8 @@ from rich.table import Table
 
 from benchmarks.compare import Figure, Slice
 
+WIDEST = 200
+
 
 def header(slices: Mapping[str, Slice]) -> list[str]:
     """Names of the columns."""
@@ -42,13 +44,20 @@ def lead(figure: Figure) -> str:
 
 
 def show(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Print a table for people, on standard error."""
+    """Print a table for people, on standard error; as wide as it needs to be where no terminal limits it."""
     table = Table(title=title, title_justify="left")
     for place, column in enumerate(columns):
         table.add_column(column, justify="left" if place < 2 else "right")
     for line in lines:
         table.add_row(*line)
-    Console(stderr=True).print(table)
+    console = Console(stderr=True)
+    console.print(table, width=None if console.is_terminal else WIDEST)
+
+
+def without(columns: Sequence[str], lines: Sequence[Sequence[str]], *, names: tuple[str, ...]) -> list[list[str]]:
+    """Header and lines without the columns whose name begins so."""
+    used = [place for place, column in enumerate(columns) if not column.startswith(names)]
+    return [[line[place] for place in used] for line in (columns, *lines)]
 
 
 def markdown(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

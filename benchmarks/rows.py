@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +13,8 @@ from foundation.data.batch import Float32Array, Int64Array, RequestBatch
 from foundation.data.reader import Reader
 from foundation.data.schema import Schema, ids_of, numbers_of
 from foundation.data.store import Store
+from foundation.training.labels import counted_labels, label_delays
 
-MICROSECOND = timedelta(microseconds=1)
 REQUESTS_AT_ONCE = 4096
 
 
@@ -34,7 +33,8 @@ class Rows:
         row_ids: [N] int64.
         ids: [N, F] int32, of the request's id features, then the candidate's.
         numbers: [N, G] float32, encoded, likewise.
-        labels: [N, K] float32, 0 or 1, NaN where unknown or where there is no head.
+        labels: [N, K] float32, 0 or 1, NaN where unknown, where there is no head, and where a masked
+            objective's condition is not met.
     """
 
     schema: Schema
@@ -78,8 +78,8 @@ class Rows:
 
     def settled(self, objective: str, until_us: int) -> NDArray[np.bool_]:
         """[N] bool: rows before a time whose label of an objective is known by then."""
-        delay = self.schema.objectives[objective].delay // MICROSECOND
-        known = np.isfinite(self.labels[:, self.place(objective)])
+        place = self.place(objective)
+        delay, known = label_delays(self.schema)[place], np.isfinite(self.labels[:, place])
         return known & (self.times + delay <= until_us) & (self.times < until_us)
 
     def place(self, objective: str) -> int:
@@ -109,7 +109,7 @@ def _flat(batch: RequestBatch, schema: Schema) -> tuple[NDArray[np.generic], ...
         batch.row_ids,
         np.concatenate([batch.ids[owner], batch.candidate_ids], axis=1).astype(np.int32),
         np.concatenate([batch.numbers[owner], batch.candidate_numbers], axis=1),
-        np.where(schema.head_exists()[surfaces], batch.labels, np.float32(np.nan)),
+        np.where(schema.head_exists()[surfaces], counted_labels(batch, schema), np.float32(np.nan)),
     )
 
 

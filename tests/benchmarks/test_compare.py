@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.compare import ALL, compare_models, remembered
-from benchmarks.report import cells, header, markdown
+from benchmarks.report import cells, header, markdown, without
 from eval.intervals import Bootstrap
 from eval.predictions import Predictions
 from serving.errors import MismatchError
@@ -94,3 +94,6 @@ def test_tables_have_a_cell_for_every_column():
     assert {len(line) for line in lines} == {len(columns)}
     text = markdown("title", columns, lines).splitlines()
     assert {line.count("|") for line in text if line.startswith("|")} == {len(columns) + 1}
+    shown, *short = without(columns, lines, names=("NE", "cal."))
+    assert shown == ["objective", "rows of", "rows", "positives", "AUC ours", "AUC theirs", "AUC lead on theirs"]
+    assert [line[4] for line in short] == [line[4] for line in lines]

@@ -57,3 +57,12 @@ def test_predictions_stand_beside_the_labels_of_their_rows(project):
     assert np.array_equal(table.labels["click"], rows.labels[first:, 0])
     assert (table.time >= project.until_us).all()
     assert np.array_equal(np.unique(table.request), project.store.select(start=project.until_us))
+
+
+def test_a_masked_objective_has_labels_only_where_its_condition_is_met(tiny_teacher, project):
+    masked = ["objectives.conversion.given=click", "objectives.conversion.conditional=masked"]
+    rows = opened(tiny_teacher.path, masked).rows
+    click, conversion = (project.rows.labels[:, project.rows.place(name)] for name in ("click", "conversion"))
+    expected = np.where(click == 1, conversion, np.nan)
+    assert np.array_equal(rows.labels[:, rows.place("conversion")], expected, equal_nan=True)
+    assert np.isfinite(expected).sum() < np.isfinite(conversion).sum()
