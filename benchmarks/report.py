@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
@@ -50,8 +51,7 @@ def show(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> 
         table.add_column(column, justify="left" if place < 2 else "right")
     for line in lines:
         table.add_row(*line)
-    console = Console(stderr=True)
-    console.print(table, width=None if console.is_terminal else WIDEST)
+    Console(stderr=True, width=None if sys.stderr.isatty() else WIDEST).print(table)
 
 
 def without(columns: Sequence[str], lines: Sequence[Sequence[str]], *, names: tuple[str, ...]) -> list[list[str]]:
