@@ -13,13 +13,12 @@ RECIPE_SIZES: dict[str, dict[str, Any]] = {
     "fast": {
         "width": 16,
         "encoder_events": 32,
-        "interleaved_layers": 1,
         "interaction_layers": 1,
         "cross_layers": 1,
         "hidden": 128,
     },
-    "dcnv2": {"width": 16, "hidden": 256},
-    "din": {"width": 16, "encoder_events": 50, "hidden": 256},
+    "dcnv2": {"width": 16},
+    "din": {"width": 16, "encoder_events": 50},
 }
 """What a recipe sets where the project file says nothing; all else is the field's own default."""
 

@@ -25,7 +25,7 @@ TimeUnit = Literal["s", "ms", "us", "ns"]
 USER, ITEM, SURFACE = "user", "item", "surface"
 MICROSECOND = timedelta(microseconds=1)
 
-# How statistics become model inputs: the same whatever the data, so that a vocabulary of years needs no new one.
+# How statistics become model inputs: the same whatever the data, so nobody has to fit scales.
 STATISTIC_RULES: dict[Measure, NumberRule] = {
     "count": NumberRule(transform="log1p", shift=2.0, scale=2.0),  # none -1, 6 about 0, 400 about 2
     "recency": NumberRule(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from foundation.model.gdpa import pointwise
 from foundation.model.hstu import HstuLayer
 
 
@@ -43,7 +44,7 @@ def encoder_variants(lengths: Tensor, *, width: int, heads: int) -> dict[str, Ca
         heads: of attention.
     """
     longest = int(lengths.max())
-    layer = HstuLayer(width, heads, longest)
+    layer = HstuLayer(width, heads, pointwise(width // heads, longest))
     is_event = torch.arange(longest) < lengths[:, None]
     rows = torch.randn(len(lengths), longest, width)
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])

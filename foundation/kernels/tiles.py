@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 TILE_SCORES = 1 << 17  # over all heads; 512 KiB in float32, measured best of 2^16 … 2^19
-SMALL_ROWS = (
-    1 << 12
-)  # numbers in the rows of a request; below, copying several side by side costs less than a call each
+# Numbers in the rows of a request; below, copying several side by side costs less than a call each.
+SMALL_ROWS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)

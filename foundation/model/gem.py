@@ -11,9 +11,8 @@ once a candidate:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +21,11 @@ from torch.utils.checkpoint import checkpoint
 
 from foundation.config import ModelConfig
 from foundation.data.schema import SURFACE, Schema, ids_of, numbers_of
+from foundation.kernels.activation import Pointwise
 from foundation.model.cross import LowRankCross
 from foundation.model.embedding import TokenEmbedding
 from foundation.model.gates import SurfaceGate
+from foundation.model.gdpa import pointwise
 from foundation.model.heads import SurfaceObjectiveHeads
 from foundation.model.history import Events, EventTokens, merged, restricted
 from foundation.model.hstu import HstuLayer
@@ -32,7 +33,7 @@ from foundation.model.inputs import HistoryTensors, RequestTensors
 from foundation.model.interformer import InterFormerLayer, PersonalAttention, TokenSummary
 from foundation.model.layout import bucket_by_length
 from foundation.model.match import NUM_SIGNALS, match_signals
-from foundation.model.numbers import NumberEncoding
+from foundation.model.numbers import NumberEncoding, NumberGroup
 from foundation.model.pooling import SeedPooling
 from foundation.model.target_attention import TargetAttention
 from foundation.model.wukong import WukongLayer
@@ -122,10 +123,7 @@ class CandidateSide(nn.Module):
         self.numbers = NumberTokens(len(numbers_of(features)), width, "candidate")
         self.query = nn.Linear(len(self.keys) * width, width)
         self.attention = nn.ModuleList(
-            TargetAttention(
-                width, config.heads, config.encoder_events, activation=config.activation, scale=config.scale
-            )
-            for _ in range(num_histories)
+            TargetAttention(width, config.heads, _form(config, config.encoder_events)) for _ in range(num_histories)
         )
         num_signals = len(schema.data.events) * self.num_fields * NUM_SIGNALS if config.match else 0
         self.match = (
@@ -198,7 +196,7 @@ class Trunk(nn.Module):
         self.cross = nn.ModuleList(LowRankCross(inputs, CROSS_RANK) for _ in range(config.cross_layers))
         self.crossed = nn.Linear(inputs, hidden) if config.cross_layers else None
         self.gates = nn.ModuleList(
-            SurfaceGate(config.width, hidden, hidden=GATE_HIDDEN) for _ in range(2 * config.gates)
+            SurfaceGate(config.width, hidden, hidden=GATE_HIDDEN) for _ in range(2 if config.gates else 0)
         )
 
     def forward(self, interacted: Tensor, inputs: Tensor, surface: Tensor) -> Tensor:
@@ -219,10 +217,10 @@ class Trunk(nn.Module):
 class NumberTokens(nn.Module):
     """Numbers for the trunk as they are and encoded, and as a few tokens; nothing of either where there are none."""
 
-    def __init__(self, num_features: int, width: int, group: str) -> None:
+    def __init__(self, num_features: int, width: int, group: NumberGroup) -> None:
         super().__init__()
         self.num_tokens = NUMBER_TOKENS if num_features else 0
-        self.encoding = NumberEncoding(num_features, "request" if group == "request" else "candidate")
+        self.encoding = NumberEncoding(num_features, group)
         self.width = self.encoding.width + num_features
         self.to_tokens = nn.Linear(self.width, self.num_tokens * width) if num_features else None
         self.token_width = width
@@ -242,37 +240,29 @@ class NumberTokens(nn.Module):
         return self.tokens_of(self.encode(numbers))
 
 
-def run(layer: nn.Module, *inputs: Tensor | None, keep: bool) -> Tensor:
-    """The layer's output; its activations are kept for the backward pass, or made again there."""
-    call = cast(Callable[..., Tensor], layer)
-    return call(*inputs) if keep else cast(Tensor, checkpoint(call, *inputs, use_reentrant=False))
+def run(layer: nn.Module, *inputs: Tensor | None, keep: bool) -> Any:
+    """What the layer gives; its activations are kept for the backward pass, or made again there."""
+    return layer(*inputs) if keep else checkpoint(layer, *inputs, use_reentrant=False)
 
 
 def _round(num_tokens: int, config: ModelConfig, *, skips: bool) -> InterFormerLayer:
-    """One InterFormer round; one that `skips` takes the summary of the round before, and looks at neighbours only."""
+    """One InterFormer round; one that `skips` takes the summary of the round before, and personalises nothing."""
     width, personal = config.width, config.interleaving and not skips
-    attention = HstuLayer(
-        width,
-        config.heads,
-        config.encoder_events,
-        activation=config.activation,
-        scale=config.scale,
-        window=config.window,
-    )
+    attention = HstuLayer(width, config.heads, _form(config, config.encoder_events, window=config.window))
     return InterFormerLayer(
         width,
         interaction=_wukong(num_tokens + NUM_SEEDS + NUM_RECENT, config),
         attention=attention,
         summary=TokenSummary(num_tokens, width, num_summary=NUM_SUMMARY) if personal else None,
-        personal=(
-            PersonalAttention(
-                width, config.heads, num_positions=NUM_SUMMARY, activation=config.activation, scale=config.scale
-            )
-            if personal
-            else None
-        ),
+        personal=PersonalAttention(width, config.heads, _form(config, NUM_SUMMARY)) if personal else None,
         pooling=None if skips else SeedPooling(width, num_tokens=NUM_SEEDS, heads=config.heads),
         num_recent=NUM_RECENT,
+    )
+
+
+def _form(config: ModelConfig, num_positions: int, *, window: int | None = None) -> Pointwise:
+    return pointwise(
+        config.width // config.heads, num_positions, activation=config.activation, scale=config.scale, window=window
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foundation.kernels.activation import Activation
-from foundation.model.gdpa import ScalePlace, gdpa, pointwise
+from foundation.kernels.activation import Pointwise
+from foundation.model.gdpa import gdpa
 
 
 class HstuLayer(nn.Module):
@@ -21,19 +21,9 @@ class HstuLayer(nn.Module):
     table, no T x T bias).
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        num_positions: int,
-        *,
-        activation: Activation = "silu",
-        scale: ScalePlace = "outside",
-        window: int | None = None,
-    ) -> None:
+    def __init__(self, width: int, heads: int, form: Pointwise) -> None:
         super().__init__()
-        self.heads = heads
-        self.form = pointwise(width // heads, num_positions, activation=activation, scale=scale, window=window)
+        self.heads, self.form = heads, form
         self.norm = nn.LayerNorm(width)
         self.uvqk = nn.Linear(width, 4 * width)
         self.attended_norm = nn.LayerNorm(width)

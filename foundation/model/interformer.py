@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from foundation.kernels.activation import Activation
-from foundation.model.gdpa import ScalePlace, gdpa, pointwise
+from foundation.kernels.activation import Pointwise
+from foundation.model.gdpa import gdpa
 from foundation.model.layout import bucket_by_length, gather_buckets, gather_padded, scatter_back, with_zero_row
 
 
@@ -67,21 +67,12 @@ class PersonalMatrix(nn.Module):
 class PersonalAttention(nn.Module):
     """PFFN as attention of the events over the summary tokens, `act(x_t K^T) V`, K and V made of X_sum.
 
-    Source: GDPA of Kunlun (arXiv 2602.10016), Q = S; where the scale stands as in `gdpa.pointwise`.
+    Source: GDPA of Kunlun (arXiv 2602.10016), Q = S.
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        *,
-        num_positions: int,
-        activation: Activation = "silu",
-        scale: ScalePlace = "outside",
-    ) -> None:
+    def __init__(self, width: int, heads: int, form: Pointwise) -> None:
         super().__init__()
-        self.heads = heads
-        self.form = pointwise(width // heads, num_positions, activation=activation, scale=scale)
+        self.heads, self.form = heads, form
         self.key_value = nn.Linear(width, 2 * width)
 
     def forward(self, events: Tensor, offsets: Tensor, summary: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 NUM_BINS = 16
 NUM_CHANNELS = 8
 
+NumberGroup = Literal["request", "candidate"]
+
 
 class NumberEncoding(nn.Module):
     """Each number becomes `NUM_CHANNELS` learned functions of it, linear between quantiles of the numbers seen.
@@ -29,9 +31,9 @@ class NumberEncoding(nn.Module):
     low: Tensor
     scale: Tensor
 
-    def __init__(self, num_features: int, group: Literal["request", "candidate"]) -> None:
+    def __init__(self, num_features: int, group: NumberGroup) -> None:
         super().__init__()
-        self.group: Literal["request", "candidate"] = group
+        self.group: NumberGroup = group
         self.width = num_features * NUM_CHANNELS
         steps = torch.arange(NUM_BINS) / NUM_BINS
         self.register_buffer("low", steps.expand(num_features, NUM_BINS).clone())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from foundation.kernels.activation import Activation
-from foundation.model.gdpa import ScalePlace, gdpa, pointwise
+from foundation.kernels.activation import Pointwise
+from foundation.model.gdpa import gdpa
 
 
 class TargetAttention(nn.Module):
@@ -14,18 +14,9 @@ class TargetAttention(nn.Module):
     Source: DIN's target attention (arXiv 1706.06978) in GDPA form: activation in place of softmax, no row norm.
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        num_positions: int,
-        *,
-        activation: Activation = "silu",
-        scale: ScalePlace = "outside",
-    ) -> None:
+    def __init__(self, width: int, heads: int, form: Pointwise) -> None:
         super().__init__()
-        self.heads = heads
-        self.form = pointwise(width // heads, num_positions, activation=activation, scale=scale)
+        self.heads, self.form = heads, form
         self.query = nn.Linear(width, width)
         self.key_value = nn.Linear(width, 2 * width)
         self.out = nn.Linear(width, width)

@@ -12,6 +12,7 @@ from foundation.efficiency.flops import (
     executed_flops,
     useful_flops,
 )
+from foundation.model.gdpa import pointwise
 from foundation.model.hstu import HstuLayer
 
 RECIPES = ("gem", "fast", "dcnv2", "din")
@@ -73,7 +74,7 @@ def test_a_model_of_linear_layers_has_two_flops_a_weight_and_row(schema, config,
 
 def test_attention_over_a_history_is_counted_pair_by_pair():
     lengths, width = [3, 50], 8
-    layer = HstuLayer(width, 2, 64)
+    layer = HstuLayer(width, 2, pointwise(width // 2, 64))
     for length in lengths:
         with torch.no_grad():
             found = counted(lambda n=length: layer(torch.zeros(n, width), torch.tensor([0, n])))

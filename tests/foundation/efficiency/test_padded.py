@@ -1,6 +1,7 @@
 import torch
 
 from foundation.efficiency.padded import encoder_variants, padded_forward
+from foundation.model.gdpa import pointwise
 from foundation.model.hstu import HstuLayer
 
 LENGTHS = torch.tensor([3, 0, 7, 1])
@@ -9,7 +10,7 @@ CLOSE = 1e-5  # float32 sums in another order
 
 def test_padded_and_jagged_encoders_are_the_same_function():
     torch.manual_seed(0)
-    layer = HstuLayer(8, 2, 7)
+    layer = HstuLayer(8, 2, pointwise(4, 7))
     is_event = torch.arange(7) < LENGTHS[:, None]
     rows = torch.randn(4, 7, 8)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), LENGTHS.cumsum(0)])

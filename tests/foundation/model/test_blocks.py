@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from foundation.model.gdpa import pointwise
 from foundation.model.hstu import HstuLayer
 from foundation.model.target_attention import TargetAttention
 from foundation.model.wukong import WukongLayer
@@ -33,11 +34,11 @@ def made(block, seed=0):
 
 
 def hstu():
-    return made(HstuLayer(WIDTH, HEADS, POSITIONS))
+    return made(HstuLayer(WIDTH, HEADS, pointwise(WIDTH // HEADS, POSITIONS)))
 
 
 def attention():
-    return made(TargetAttention(WIDTH, HEADS, POSITIONS))
+    return made(TargetAttention(WIDTH, HEADS, pointwise(WIDTH // HEADS, POSITIONS)))
 
 
 def wukong(num_tokens=5):

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foundation.model.gdpa import pointwise
 from foundation.model.hstu import HstuLayer
 from foundation.model.interformer import (
     InterFormerLayer,
@@ -22,10 +23,11 @@ from foundation.model.wukong import WukongLayer
 FLOAT64 = 1e-11  # the same sums in another order
 WIDTH, HEADS, POSITIONS, TOKENS, SUMMARY = 4, 2, 16, 3, 2
 LENGTHS = [(0, 1, 7, 3), (0, 0), (1,), (9, 0)]
+FORM = pointwise(WIDTH // HEADS, POSITIONS)
 PERSONAL = {
     "vector": lambda: PersonalVector(WIDTH, num_summary=SUMMARY, hidden=5),
     "matrix": lambda: PersonalMatrix(WIDTH, num_summary=SUMMARY, hidden=5),
-    "attention": lambda: PersonalAttention(WIDTH, HEADS, num_positions=POSITIONS),
+    "attention": lambda: PersonalAttention(WIDTH, HEADS, FORM),
 }
 
 
@@ -82,9 +84,7 @@ def layer(form="attention", **options):
         "num_recent": 2,
     } | options
     interaction = WukongLayer(TOKENS + 5, WIDTH, num_fm=1, num_linear=2, rank=2, hidden=4)
-    return made(
-        InterFormerLayer(WIDTH, interaction=interaction, attention=HstuLayer(WIDTH, HEADS, POSITIONS), **options)
-    )
+    return made(InterFormerLayer(WIDTH, interaction=interaction, attention=HstuLayer(WIDTH, HEADS, FORM), **options))
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
