@@ -16,6 +16,7 @@ import orjson
 import typer
 from pydantic import Field, TypeAdapter, ValidationError
 
+from benchmarks.command import ProjectArgument, SetOption, command_line, run
 from benchmarks.compare import ALL, Figure, Slice, compare_models
 from benchmarks.foundation import PROGRESSIVE, Wanted, score_foundation
 from benchmarks.opened import Opened, opened
@@ -27,7 +28,7 @@ from foundation.data.schema import Section
 from gemcut.console import Screen
 from gemcut.project import load_project
 from gemcut.yaml_file import read_mapping
-from serving.errors import Problem, ProjectError, UserError
+from serving.errors import Problem, ProjectError
 
 VARIANTS = Path(__file__).with_name("variants.yaml")
 COLUMNS = ("variant", "rows of", "rows", "AUC", "NE", "AUC lead on it", "NE lead on it", "seed error of the AUC lead")
@@ -105,19 +106,19 @@ def _figure(figure: Figure) -> str:
     return f"{figure.mean:.4f}"
 
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = command_line()
 
 
 @app.command(help=__doc__)
 def ablation(
-    project: Annotated[Path, typer.Argument(help="The project file; `gemcut prepare` has made its store.")],
+    project: ProjectArgument,
     *,
     out: Annotated[Path, typer.Option(help="Folder for predictions and results.")],
     objective: Annotated[str, typer.Option(help="The one that is judged.")],
     surface: Annotated[str | None, typer.Option(help="Of `only_surface`; the project's first if absent.")] = None,
     variants: Annotated[Path, typer.Option(help="A file of variants.")] = VARIANTS,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of each.")] = 2,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override: path.to.field=value.")] = None,
+    overrides: SetOption = None,
     resamples: Annotated[int, typer.Option(min=2, help="Of the intervals.")] = 500,
 ) -> None:
     """See the module."""
@@ -139,14 +140,5 @@ def ablation(
     sys.stdout.write(orjson.dumps(content).decode() + "\n")
 
 
-def main() -> None:
-    """Run the command; a user's mistake ends with its problems and exit code 3."""
-    try:
-        app()
-    except UserError as error:
-        Screen().problems(error)
-        sys.exit(3)
-
-
 if __name__ == "__main__":
-    main()
+    run(app)

@@ -14,7 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from benchmarks.command import ProjectArgument, SetOption, ThreadsOption, command_line, run
 from benchmarks.network import Learner, Tables, known_cross_entropy, mlp, probabilities_of, start_at_rates
+from benchmarks.opened import opened, table_of
 from benchmarks.rows import Rows
 from foundation.training.labels import label_delays
 
@@ -161,19 +163,20 @@ def tuned(rows: Rows, config: Dcnv2Config, *, cut: int, holdout: float = 0.2, te
     return replace(config, dense_learning_rate=dense, table_learning_rate=table)
 
 
-def main() -> None:
-    """Tune, run one pass over a project's store, and print what it scored."""
-    from benchmarks.opened import arguments_of, opened, table_of
+app = command_line()
 
-    arguments = arguments_of(__doc__).parse_args()
-    project = opened(arguments.project, arguments.set)
-    config = tuned(project.rows, Dcnv2Config(threads=arguments.threads), cut=project.cut)
-    done = run_pass(project.rows, config, cut=project.cut)
-    for name, logits in (("frozen", done.frozen), ("progressive", done.progressive[project.cut :])):
+
+@app.command(help=__doc__)
+def dcnv2(project: ProjectArgument, *, overrides: SetOption = None, threads: ThreadsOption = 2) -> None:
+    """See the module."""
+    chosen = opened(project, overrides or ())
+    config = tuned(chosen.rows, Dcnv2Config(threads=threads), cut=chosen.cut)
+    done = run_pass(chosen.rows, config, cut=chosen.cut)
+    for name, logits in (("frozen", done.frozen), ("progressive", done.progressive[chosen.cut :])):
         chances = probabilities_of(logits)
         print(f"dcnv2 {name}")
-        print(table_of(project, {key: chances[:, k] for k, key in enumerate(project.rows.schema.objectives)}))
+        print(table_of(chosen, {key: chances[:, k] for k, key in enumerate(chosen.rows.schema.objectives)}))
 
 
 if __name__ == "__main__":
-    main()
+    run(app)

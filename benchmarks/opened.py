@@ -1,8 +1,7 @@
-"""A project with its rows in memory, and what the command lines of single baselines share."""
+"""A project with its rows in memory, the predictions of finished stages, and what scores say of the test rows."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,15 +58,6 @@ def kept(path: Path, model_digest: str, data_fingerprint: str) -> Predictions | 
         return load_predictions(path, model_digest=model_digest, data_fingerprint=data_fingerprint)
     except UserError:
         return None
-
-
-def arguments_of(description: str | None) -> argparse.ArgumentParser:
-    """The arguments that every single baseline has."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("project", type=Path, help="the project file; its store must be there")
-    parser.add_argument("--set", action="append", default=[], help="override a field: path.to.field=value")
-    parser.add_argument("--threads", type=int, default=2, help="threads")
-    return parser
 
 
 def table_of(project: Opened, probabilities: Mapping[str, NDArray[np.floating]]) -> str:

@@ -11,12 +11,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+import typer
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from benchmarks.command import ProjectArgument, SetOption, command_line, run
 from benchmarks.network import Learner, Tables, known_cross_entropy, mlp, probabilities_of, start_at_rates
 from benchmarks.rows import read_rows
 from eval.metrics.ranking import auc
@@ -191,20 +194,23 @@ def _judged(store: Store, schema: Schema, trained: Trained, *, until_us: int) ->
     return scores
 
 
-def main() -> None:
-    """Compare on a project's store, and print a table and one JSON line."""
-    from benchmarks.opened import arguments_of
+app = command_line()
 
-    parser = arguments_of(__doc__)
-    parser.add_argument("--requests", type=int, help="only the first requests of the store")
-    arguments = parser.parse_args()
-    found = compare_din(
-        arguments.project, requests=arguments.requests, threads=arguments.threads, overrides=arguments.set
-    )
+
+@app.command(help=__doc__)
+def plain_din(
+    project: ProjectArgument,
+    *,
+    requests: Annotated[int | None, typer.Option(min=1, help="Only the first requests of the store.")] = None,
+    overrides: SetOption = None,
+    threads: Annotated[int, typer.Option(min=1, help="Of both models.")] = 2,
+) -> None:
+    """See the module."""
+    found = compare_din(project, requests=requests, threads=threads, overrides=overrides or ())
     for name, result in found.items():
         print(name, result)
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main()
+    run(app)

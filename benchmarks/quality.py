@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import orjson
 import typer
 
+from benchmarks.command import ProjectArgument, SetOption, ThreadsOption, command_line, run
 from benchmarks.compare import Slice, compare_models
 from benchmarks.dcnv2 import RATES, Dcnv2Config, run_pass, tuned
 from benchmarks.foundation import FROZEN, PROGRESSIVE, Wanted, score_foundation
@@ -29,7 +30,6 @@ from eval.artifacts import write_file, write_json
 from eval.intervals import Bootstrap
 from eval.predictions import Predictions, save_predictions
 from gemcut.console import Screen
-from serving.errors import UserError
 
 Scored = dict[str, list[Predictions]]
 """By protocol, one table a seed."""
@@ -135,19 +135,19 @@ def write_results(folder: Path, results: dict[str, dict[str, dict[str, Slice]]])
     return content
 
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = command_line()
 
 
 @app.command(help=__doc__)
 def quality(
-    project: Annotated[Path, typer.Argument(help="The project file; `gemcut prepare` has made its store.")],
+    project: ProjectArgument,
     *,
     out: Annotated[Path, typer.Option(help="Folder for predictions and results.")],
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of the two networks.")] = 3,
     stage: Annotated[list[Stage] | None, typer.Option(help="Only this; may be repeated. All, then compare.")] = None,
     objective: Annotated[list[str] | None, typer.Option(help="Only this; may be repeated.")] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override: path.to.field=value.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Of the baselines.")] = 2,
+    overrides: SetOption = None,
+    threads: ThreadsOption = 2,
     resamples: Annotated[int, typer.Option(min=2, help="Of the intervals.")] = 500,
 ) -> None:
     """See the module."""
@@ -161,21 +161,12 @@ def quality(
         Stage.trees: lambda: score_trees(opened_project, out / "trees", objectives, TreeGrid(threads=threads), screen),
         Stage.dcnv2: lambda: score_dcnv2(opened_project, out / "dcnv2", seeds, config, screen),
     }
-    models = {name.value: run() for name, run in stages.items() if not stage or name in stage}
+    models = {name.value: score() for name, score in stages.items() if not stage or name in stage}
     if len(models) < len(stages):
         return
     results = results_of(models, objectives, Bootstrap(num_resamples=resamples))
     sys.stdout.write(orjson.dumps(write_results(out, results)).decode() + "\n")
 
 
-def main() -> None:
-    """Run the command; a user's mistake ends with its problems and exit code 3."""
-    try:
-        app()
-    except UserError as error:
-        Screen().problems(error)
-        sys.exit(3)
-
-
 if __name__ == "__main__":
-    main()
+    run(app)

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
+from benchmarks.command import ProjectArgument, SetOption, ThreadsOption, command_line, run
+from benchmarks.opened import opened, table_of
 from benchmarks.rows import Rows
 from eval.metrics.entropy import log_loss
 
@@ -192,26 +195,27 @@ def _train(
     return lightgbm.train(settings, data, num_boost_round=rounds, valid_sets=valid, callbacks=stop)
 
 
-def main() -> None:
-    """Tune and fit the trees of some objectives of a project, and print what they scored."""
-    from benchmarks.opened import arguments_of, opened, table_of
+app = command_line()
 
-    parser = arguments_of(__doc__)
-    parser.add_argument("--objective", action="append", help="an objective, may be repeated; all if absent")
-    parser.add_argument("--leaves", type=int, action="append", help="tree sizes to try; those of TreeGrid if absent")
-    parser.add_argument("--category-limit", type=int, action="append", help="limits to try, likewise")
-    arguments = parser.parse_args()
-    project = opened(arguments.project, arguments.set)
-    grid = TreeGrid(threads=arguments.threads)
-    grid = replace(
-        grid,
-        leaves=tuple(arguments.leaves or grid.leaves),
-        category_limits=tuple(arguments.category_limit or grid.category_limits),
-    )
-    objectives = arguments.objective or list(project.rows.schema.objectives)
-    fits = {name: fit_trees(project.rows, name, until_us=project.until_us, grid=grid) for name in objectives}
-    print(table_of(project, {name: fit.probabilities for name, fit in fits.items()}))
+
+@app.command(help=__doc__)
+def trees(
+    project: ProjectArgument,
+    *,
+    objective: Annotated[list[str] | None, typer.Option(help="Only this; may be repeated.")] = None,
+    leaves: Annotated[list[int] | None, typer.Option(help="Of a tree, to try; may be repeated.")] = None,
+    category_limit: Annotated[list[int] | None, typer.Option(help="To try; may be repeated.")] = None,
+    overrides: SetOption = None,
+    threads: ThreadsOption = 2,
+) -> None:
+    """See the module."""
+    chosen, grid = opened(project, overrides or ()), TreeGrid(threads=threads)
+    limits = tuple(category_limit or grid.category_limits)
+    grid = replace(grid, leaves=tuple(leaves or grid.leaves), category_limits=limits)
+    objectives = objective or list(chosen.rows.schema.objectives)
+    fits = {name: fit_trees(chosen.rows, name, until_us=chosen.until_us, grid=grid) for name in objectives}
+    print(table_of(chosen, {name: fit.probabilities for name, fit in fits.items()}))
 
 
 if __name__ == "__main__":
-    main()
+    run(app)

@@ -78,39 +78,3 @@ class RequestBatch:
     def num_events(self) -> int:
         """T, over all requests and logs."""
         return sum(len(history.times) for history in self.histories.values())
-
-
-def keep_rows(batch: RequestBatch, kept: NDArray[np.bool_]) -> RequestBatch:
-    """The batch with some of its candidates; requests without any go, and their histories with them.
-
-    Args:
-        batch: of C candidates.
-        kept: [C] bool.
-    """
-    counts = np.diff(batch.candidate_offsets)
-    left = np.bincount(np.repeat(np.arange(len(counts)), counts)[kept], minlength=len(counts))
-    requests = left > 0
-    return RequestBatch(
-        positions=batch.positions[requests],
-        times=batch.times[requests],
-        users=batch.users[requests],
-        surfaces=batch.surfaces[requests],
-        ids=batch.ids[requests],
-        numbers=batch.numbers[requests],
-        candidate_offsets=_offsets(left[requests]),
-        candidate_ids=batch.candidate_ids[kept],
-        candidate_numbers=batch.candidate_numbers[kept],
-        row_ids=batch.row_ids[kept],
-        labels=batch.labels[kept],
-        histories={log: _of_requests(history, requests) for log, history in batch.histories.items()},
-    )
-
-
-def _of_requests(history: History, requests: NDArray[np.bool_]) -> History:
-    counts = np.diff(history.offsets)
-    events = np.repeat(requests, counts)
-    return History(_offsets(counts[requests]), history.ids[events], history.numbers[events], history.times[events])
-
-
-def _offsets(counts: Int64Array) -> Int64Array:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import numpy as np
 
 from foundation.data.batch import History, Int64Array, RequestBatch
-from foundation.data.blocks import PER_ROW
 from foundation.data.history import slice_rows
+from foundation.data.selection import selected
 
 
 def chosen(batch: RequestBatch, requests: Int64Array) -> RequestBatch:
@@ -21,7 +21,7 @@ def chosen(batch: RequestBatch, requests: Int64Array) -> RequestBatch:
     """
     starts = batch.candidate_offsets
     offsets, rows = slice_rows(starts[requests], starts[requests + 1])
-    return _taken(batch, requests, candidate_offsets=offsets, rows=rows)
+    return selected(batch, requests, sizes=np.diff(offsets), rows=rows)
 
 
 def one_by_one(batch: RequestBatch) -> Iterator[RequestBatch]:
@@ -34,7 +34,7 @@ def impression_major(batch: RequestBatch) -> RequestBatch:
     """Every candidate as a request of its own, with the user, the context and the histories once more for each."""
     owner = np.repeat(np.arange(batch.num_requests), np.diff(batch.candidate_offsets))
     every = np.arange(batch.num_candidates)
-    return _taken(batch, owner, candidate_offsets=np.append(every, batch.num_candidates), rows=every)
+    return selected(batch, owner, sizes=np.ones_like(every), rows=every)
 
 
 def num_bytes(batch: RequestBatch) -> int:
@@ -43,20 +43,3 @@ def num_bytes(batch: RequestBatch) -> int:
     return own + sum(
         getattr(history, field.name).nbytes for history in batch.histories.values() for field in fields(History)
     )
-
-
-def _taken(
-    batch: RequestBatch, requests: Int64Array, *, candidate_offsets: Int64Array, rows: Int64Array
-) -> RequestBatch:
-    changed = {
-        field.name: getattr(batch, field.name)[rows if field.name in PER_ROW else requests]
-        for field in fields(RequestBatch)
-        if field.name not in ("candidate_offsets", "histories")
-    }
-    histories = {log: _events(history, requests) for log, history in batch.histories.items()}
-    return replace(batch, **changed, candidate_offsets=candidate_offsets, histories=histories)
-
-
-def _events(history: History, requests: Int64Array) -> History:
-    offsets, rows = slice_rows(history.offsets[requests], history.offsets[requests + 1])
-    return History(offsets, history.ids[rows], history.numbers[rows], history.times[rows])

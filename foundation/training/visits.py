@@ -9,9 +9,10 @@ from typing import Self
 
 import numpy as np
 
-from foundation.data.batch import Float32Array, Int64Array, RequestBatch, keep_rows
+from foundation.data.batch import Float32Array, Int64Array, RequestBatch
 from foundation.data.reader import Reader, ReaderState
 from foundation.data.schema import Schema
+from foundation.data.selection import keep_rows
 from foundation.data.store import Store
 from foundation.parallel.world import World
 from foundation.training.labels import counted_labels, label_delays

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import ablation, quality
+from benchmarks import ablation, command, dcnv2, plain_din, quality, trees
 from benchmarks.ablation import Variant, read_variants
 from benchmarks.foundation import FROZEN, PROGRESSIVE, Wanted, score_foundation
 from benchmarks.opened import opened
@@ -137,9 +137,22 @@ def test_a_variant_is_compared_with_the_full_model(tiny_teacher, tmp_path):
         assert gap != 0
 
 
-def test_no_store_is_a_user_s_mistake(tiny_logs, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["quality", str(tiny_logs.path), "--out", str(tiny_logs.root / "none")])
+OUT = ["--out", "none"]
+
+
+@pytest.mark.parametrize(
+    ("app", "options"),
+    [
+        (quality.app, OUT),
+        (ablation.app, [*OUT, "--objective", "click"]),
+        (trees.app, []),
+        (dcnv2.app, []),
+        (plain_din.app, []),
+    ],
+)
+def test_no_store_is_a_user_s_mistake_of_every_benchmark(tiny_logs, monkeypatch, capsys, app, options):
+    monkeypatch.setattr("sys.argv", ["benchmark", str(tiny_logs.path), *options])
     with pytest.raises(SystemExit) as left:
-        quality.main()
+        command.run(app)
     assert left.value.code == 3
     assert "gemcut prepare" in capsys.readouterr().err

@@ -9,9 +9,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from foundation.data.batch import History, RequestBatch, keep_rows
+from foundation.data.batch import History, RequestBatch
 from foundation.data.prepare import prepare
 from foundation.data.reader import Reader
+from foundation.data.selection import keep_rows
 from foundation.data.store import Store
 from foundation.parallel.world import joined_world
 from foundation.soft_labels import read_soft_labels
