@@ -1,5 +1,6 @@
 """A log of moderate size, made once, with small row groups so that batches cross them."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -81,27 +82,35 @@ def write_logs(folder, seed=0):
     pq.write_table(pa.table({"item_id": range(NUM_ITEMS), "brand": brands}), folder / "items.parquet")
 
 
-@pytest.fixture(scope="session")
-def small_row_groups():
+@contextmanager
+def few_requests_a_row_group():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "REQUESTS_A_ROW_GROUP", 64)
         patch.setattr(parts, "ROW_GROUPS_A_PART", 3)
         yield
 
 
+@pytest.fixture(autouse=True)
+def small_row_groups():
+    """For one test: left on for a session it would change the stores that tests of other folders make."""
+    with few_requests_a_row_group():
+        yield
+
+
 @pytest.fixture(scope="session")
-def log(tmp_path_factory, small_row_groups):
+def log(tmp_path_factory):
     """The tables, their schema, and the store made of them; not to be changed."""
     root = tmp_path_factory.mktemp("log")
     write_logs(root)
-    prepare(schema(), root, root / "store")
+    with few_requests_a_row_group():
+        prepare(schema(), root, root / "store")
     return SimpleNamespace(
         root=root, schema=schema(), folder=root / "store", store=Store.open(root / "store", schema())
     )
 
 
 @pytest.fixture
-def tables(tmp_path, small_row_groups):
+def tables(tmp_path):
     """The same tables for a test that changes them."""
     write_logs(tmp_path)
     return SimpleNamespace(root=tmp_path, schema=schema(), folder=tmp_path / "store")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -220,13 +221,26 @@ worlds = st.builds(
 )
 
 
+@contextmanager
+def cut_into(requests_a_row_group, row_groups_a_part):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "REQUESTS_A_ROW_GROUP", requests_a_row_group)
+        patch.setattr(parts, "ROW_GROUPS_A_PART", row_groups_a_part)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def small_row_groups():
+    """Of this file's tests, in place of their folder's."""
+    with cut_into(16, 3):
+        yield
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(world=worlds, delay=st.sampled_from(["PT0S", "PT0.000002S"]))
 def test_duckdb_the_counter_and_a_reading_of_the_rows_agree_on_every_value(world, delay):
     project = schema(delay=delay)
-    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "REQUESTS_A_ROW_GROUP", 3)
-        patch.setattr(parts, "ROW_GROUPS_A_PART", 2)
+    with tempfile.TemporaryDirectory() as name, cut_into(3, 2):
         folder = Path(name)
         world.write(folder)
         prepare(project, folder, folder / "store", threads=1, memory="200MB")
@@ -279,11 +293,9 @@ def made(tmp_path_factory):
     ]
     world = World(requests, orders, {item: f"brand {item % 3}" for item in range(10)}, {0: "x", 1: "y"})
     world.write(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "REQUESTS_A_ROW_GROUP", 16)
-        patch.setattr(parts, "ROW_GROUPS_A_PART", 3)
+    with cut_into(16, 3):
         prepare(schema(), folder, folder / "store")
-        yield folder
+    return folder
 
 
 def test_statistics_are_cut_as_the_requests_are(made):
