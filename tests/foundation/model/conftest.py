@@ -9,6 +9,7 @@ import torch
 from foundation.config import ModelConfig
 from foundation.data.schema import Schema, ids_of, numbers_of
 from foundation.model.inputs import HistoryTensors, RequestTensors
+from foundation.parallel.world import joined_world
 
 ROWS = 30  # of every table, at least: 28 buckets, "missing", "out of vocabulary"
 
@@ -115,3 +116,9 @@ def request_of(schema):
 @pytest.fixture(scope="session")
 def batched():
     return batch_of
+
+
+@pytest.fixture(scope="module")
+def world():
+    with joined_world(1) as joined:
+        yield joined

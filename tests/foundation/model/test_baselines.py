@@ -13,13 +13,10 @@ from foundation.model.din import DinModel, DotUnit, HistoryInterest, MlpUnit
 from foundation.model.inputs import HistoryTensors
 from foundation.model.layout import bucket_by_length
 from foundation.model.split import SplitLinear
-from foundation.parallel.world import joined_world
-from foundation.training.loss import masked_cross_entropy
-from foundation.training.trainer import OptimizerConfig, Trainer
+from foundation.training.trainer import Trainer
+from tests.foundation.model.drawing import RATES, assert_same, drawn, made, numpy_of, offsets_of, trainer_of
 
 FLOAT64 = 1e-12  # the same sums in another order
-FLOAT32 = 2e-5  # logits of size one; a batch of another shape lets the matrix products sum in another order
-UNEVEN = ((0, 0), (1, 0), (0, 1), (6, 6), (5, 2), (40, 3), (2, 9))
 MODELS = {
     "dcnv2": Dcnv2Model,
     "din": DinModel,
@@ -27,55 +24,10 @@ MODELS = {
 }
 
 
-def drawn(*shape, seed=1):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def made(block, seed=0):
-    block = block.double()
-    with torch.no_grad():
-        for place, parameter in enumerate(block.parameters()):
-            parameter.copy_(0.4 * drawn(*parameter.shape, seed=seed + place))
-    return block
-
-
-def offsets_of(lengths):
-    return torch.tensor([0, *lengths]).cumsum(0)
-
-
-def numpy_of(parameter):
-    return parameter.detach().numpy()
-
-
-@pytest.fixture(scope="module")
-def config():
-    return ModelConfig(width=8, encoder_events=6, hidden=32)
-
-
-@pytest.fixture(scope="module")
-def world():
-    with joined_world(1) as joined:
-        yield joined
-
-
 @pytest.fixture(scope="module", params=sorted(MODELS))
 def trainer(schema, config, world, request):
-    """Of parameters so large that every part of the model shows in the scores."""
     torch.manual_seed(0)
-    model = MODELS[request.param](schema, config)
-    with torch.no_grad():
-        for parameter in (p for p in model.parameters() if not p.is_meta):
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return Trainer(model, world, OptimizerConfig(dense_learning_rate=1e-3, table_learning_rate=1e-2))
-
-
-@pytest.fixture
-def uneven(request_of):
-    return [request_of(seed, *lengths, num_candidates=1 + seed % 4) for seed, lengths in enumerate(UNEVEN)]
-
-
-def assert_same(got, expected, tolerance=FLOAT32):
-    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+    return trainer_of(MODELS[request.param](schema, config), world)
 
 
 def without_history(request, logs):
@@ -151,25 +103,6 @@ def test_interest_is_the_weighted_sum_of_events(schema, unit, lengths, counts):
     assert torch.autograd.gradcheck(lambda c, *_: interest(c, tokens, history, grouped), arguments)
 
 
-def test_a_batch_scored_whole_is_its_requests_scored_one_by_one(trainer, uneven, batched):
-    whole = trainer.score(batched(uneven))
-    assert_same(whole, torch.cat([trainer.score(batched([request])) for request in uneven]))
-    assert whole.nan_to_num().std() > 0.1, "scores that do not differ would prove nothing"
-
-
-def test_any_order_of_requests_gives_the_same_scores(trainer, uneven, batched):
-    whole = trainer.score(batched(uneven)).split([len(request.candidate_ids) for request in uneven])
-    assert_same(trainer.score(batched(uneven[::-1])), torch.cat(whole[::-1]))
-
-
-def test_scores_follow_their_candidates_through_any_order(trainer, request_of, batched):
-    request, order = request_of(3, 7, 4, num_candidates=6), [4, 2, 0, 5, 1, 3]
-    shuffled = copy(request)
-    for name in ("candidate_ids", "candidate_numbers", "labels"):
-        setattr(shuffled, name, getattr(request, name)[order])
-    assert_same(trainer.score(batched([shuffled])), trainer.score(batched([request]))[order])
-
-
 def test_dcnv2_reads_no_history_and_din_each_log(trainer, request_of, batched, schema):
     request = request_of(6, 5, 5)
     whole = trainer.score(batched([request]))
@@ -181,20 +114,10 @@ def test_dcnv2_reads_no_history_and_din_each_log(trainer, request_of, batched, s
 
 
 def test_din_reads_its_newest_events_alone(schema, config, world, request_of, batched):
-    trainer = Trainer(DinModel(schema, config), world, OptimizerConfig(1e-3, 1e-2))
+    trainer = Trainer(DinModel(schema, config), world, RATES)
     request = request_of(5, 20, 20)
     short = copy(request)
     short.histories = {
         log: tuple(part[-config.encoder_events :] for part in parts) for log, parts in request.histories.items()
     }
     assert_same(trainer.score(batched([short])), trainer.score(batched([request])))
-
-
-@pytest.mark.parametrize("lengths", [(0, 0), (1, 0), (256, 256)])
-@pytest.mark.parametrize("num_candidates", [1, 5])
-def test_any_history_gives_finite_scores_and_gradients(trainer, request_of, batched, lengths, num_candidates):
-    batch = batched([request_of(7, *lengths, num_candidates=num_candidates)])
-    outputs, loss = trainer.step(batch, lambda out: masked_cross_entropy(out, batch.labels, torch.ones(2)))
-    assert loss.isfinite()
-    assert outputs.isfinite().equal(trainer.score(batch).isfinite())
-    assert all(parameter.grad.isfinite().all() for parameter in trainer.dense)

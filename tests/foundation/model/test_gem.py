@@ -15,29 +15,10 @@ from foundation.model.gem import GemModel
 from foundation.model.history import Events, merged
 from foundation.model.numbers import NumberEncoding
 from foundation.model.recipes import RECIPES
-from foundation.parallel.world import joined_world
 from foundation.training.loss import masked_cross_entropy
-from foundation.training.trainer import OptimizerConfig, Trainer
+from foundation.training.trainer import Trainer
+from tests.foundation.model.drawing import FLOAT32, GEM, RATES, assert_same, trainer_of
 
-FLOAT32 = 2e-5  # logits of size one; a batch of another shape lets the matrix products sum in another order
-UNEVEN = ((0, 0), (1, 0), (0, 1), (6, 6), (5, 2), (40, 3), (2, 9))
-
-
-RATES = OptimizerConfig(dense_learning_rate=1e-3, table_learning_rate=1e-2)
-
-
-@pytest.fixture(scope="module")
-def world():
-    with joined_world(1) as joined:
-        yield joined
-
-
-VARIANTS = {
-    "gem": {},
-    "merged": {"histories": "merged"},
-    "windowed, every second round skips": {"window": 2, "compute_skip": True, "scale": "inside", "activation": "gelu"},
-    "activations made again": {"checkpoint_activations": True},
-}
 LESS = {
     "no sequence": {"sequence": False},
     "no interleaving": {"interleaving": False},
@@ -47,36 +28,10 @@ LESS = {
 }
 
 
-@pytest.fixture(scope="module", params=sorted(VARIANTS))
-def variant(request, config):
-    return config.model_copy(update=VARIANTS[request.param])
-
-
-@pytest.fixture(scope="module")
-def trainer(schema, variant, world):
-    """Of parameters so large that every part of the model shows in the scores."""
+@pytest.fixture(scope="module", params=[*GEM])
+def trainer(schema, config, world, request):
     torch.manual_seed(0)
-    model = GemModel(schema, variant)
-    with torch.no_grad():
-        for parameter in (p for p in model.parameters() if not p.is_meta):
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return Trainer(model, world, RATES)
-
-
-@pytest.fixture
-def uneven(request_of):
-    return [request_of(seed, *lengths, num_candidates=1 + seed % 4) for seed, lengths in enumerate(UNEVEN)]
-
-
-def assert_same(got, expected):
-    torch.testing.assert_close(got, expected, rtol=FLOAT32, atol=FLOAT32, equal_nan=True)
-
-
-def with_candidates(request, order):
-    changed = copy(request)
-    for name in ("candidate_ids", "candidate_numbers", "labels"):
-        setattr(changed, name, getattr(request, name)[order])
-    return changed
+    return trainer_of(GemModel(schema, config.model_copy(update=GEM[request.param])), world)
 
 
 def changes_of_one_input(schema, request):
@@ -125,28 +80,6 @@ def test_every_input_moves_the_scores(trainer, request_of, schema, batched):
     assert [name for name, distance in moved.items() if not distance > FLOAT32] == []
 
 
-def test_a_batch_scored_whole_is_its_requests_scored_one_by_one(trainer, uneven, batched):
-    whole = trainer.score(batched(uneven))
-    assert_same(whole, torch.cat([trainer.score(batched([request])) for request in uneven]))
-    assert whole.nan_to_num().std() > 0.1, "scores that do not differ would prove nothing"
-
-
-def test_any_order_of_requests_gives_the_same_scores(trainer, uneven, batched):
-    whole = trainer.score(batched(uneven)).split([len(request.candidate_ids) for request in uneven])
-    assert_same(trainer.score(batched(uneven[::-1])), torch.cat(whole[::-1]))
-
-
-def test_scores_follow_their_candidates_through_any_order(trainer, request_of, batched):
-    request, order = request_of(3, 7, 4, num_candidates=6), [4, 2, 0, 5, 1, 3]
-    scores = trainer.score(batched([request]))
-    assert_same(trainer.score(batched([with_candidates(request, order)])), scores[order])
-
-
-def test_a_candidate_alone_scores_as_among_others(trainer, request_of, batched):
-    request = request_of(3, 7, 4, num_candidates=6)
-    assert_same(trainer.score(batched([with_candidates(request, [2])])), trainer.score(batched([request]))[2:3])
-
-
 def test_the_encoder_reads_its_newest_events_but_matches_count_all(trainer, request_of, batched, config):
     request = request_of(5, 20, 0)
     ids, numbers, ages = request.histories["views"]
@@ -162,19 +95,6 @@ def test_the_encoder_reads_its_newest_events_but_matches_count_all(trainer, requ
     matched.histories = request.histories | {"views": (ids, numbers, ages)}
     difference = trainer.score(batched([matched])) - trainer.score(batched([unmatched]))
     assert difference.abs().nan_to_num().max() > 1e-3
-
-
-@pytest.mark.parametrize("lengths", [(0, 0), (1, 0), (0, 1), (1, 1), (256, 256)])
-@pytest.mark.parametrize("num_candidates", [1, 5])
-def test_any_history_gives_finite_scores_and_gradients(trainer, request_of, batched, lengths, num_candidates):
-    batch = batched([request_of(7, *lengths, num_candidates=num_candidates)])
-    outputs, loss = trainer.step(batch, lambda out: masked_cross_entropy(out, batch.labels, torch.ones(2)))
-    exists = trainer.score(batch).isfinite()
-    assert loss.isfinite()
-    assert outputs.isfinite().equal(exists)
-    assert exists[:, 0].all()
-    assert all(parameter.grad.isfinite().all() for parameter in trainer.dense)
-    assert all(value.isfinite().all() for value in trainer.model.module.embedding.collection.parameters())
 
 
 def test_a_first_batch_without_history_does_not_keep_the_attention_from_learning(

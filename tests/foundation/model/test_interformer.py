@@ -19,6 +19,7 @@ from foundation.model.interformer import (
 )
 from foundation.model.pooling import HierarchicalSeedPooling, SeedPooling
 from foundation.model.wukong import WukongLayer
+from tests.foundation.model.drawing import drawn, linear, made, numpy_of, offsets_of
 
 FLOAT64 = 1e-11  # the same sums in another order
 WIDTH, HEADS, POSITIONS, TOKENS, SUMMARY = 4, 2, 16, 3, 2
@@ -29,30 +30,6 @@ PERSONAL = {
     "matrix": lambda: PersonalMatrix(WIDTH, num_summary=SUMMARY, hidden=5),
     "attention": lambda: PersonalAttention(WIDTH, HEADS, FORM),
 }
-
-
-def drawn(*shape, seed=1):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def made(block, seed=0):
-    block = block.double()
-    with torch.no_grad():
-        for place, parameter in enumerate(block.parameters()):
-            parameter.copy_(0.4 * drawn(*parameter.shape, seed=seed + place))
-    return block
-
-
-def offsets_of(lengths):
-    return torch.tensor([0, *lengths]).cumsum(0)
-
-
-def numpy_of(tensor):
-    return tensor.detach().numpy()
-
-
-def linear(layer, x):
-    return x @ numpy_of(layer.weight).T + (0 if layer.bias is None else numpy_of(layer.bias))
 
 
 def mlp(layers, x):

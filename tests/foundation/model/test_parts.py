@@ -11,29 +11,14 @@ from hypothesis import strategies as st
 from foundation.model.gates import SurfaceExperts, SurfaceGate
 from foundation.model.kron import SumKronLinear
 from foundation.model.rotary import LogGapEncoding, Rotary, positions_of
+from tests.foundation.model.drawing import drawn, linear, made
 
 FLOAT64 = 1e-12  # the same sums in another order
-
-
-def drawn(*shape, seed=1):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def made(block, seed=0):
-    block = block.double()
-    with torch.no_grad():
-        for place, parameter in enumerate(block.parameters()):
-            parameter.copy_(0.4 * drawn(*parameter.shape, seed=seed + place))
-    return block
 
 
 def assert_same(got, expected):
     expected = torch.as_tensor(np.asarray(expected)) if not isinstance(expected, torch.Tensor) else expected
     torch.testing.assert_close(got.detach(), expected.detach(), rtol=FLOAT64, atol=FLOAT64)
-
-
-def linear(layer, x):
-    return layer.weight.detach().numpy() @ x + layer.bias.detach().numpy()
 
 
 def test_a_new_gate_and_new_own_experts_change_nothing():
