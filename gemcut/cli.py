@@ -126,18 +126,22 @@ def train(
     project: ProjectOption = PROJECT,
     overrides: SetOption = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Throw checkpoints away and start again.")] = False,
+    until: Annotated[
+        str | None,
+        typer.Option(help="Go on learning to this time, or to the `end` of the log; the default is `split.test_from`."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train the foundation model in one pass, or go on from the newest checkpoint; write progressive soft labels."""
     from gemcut.commands.train import train as run
 
     loaded, screen = _begin(project, overrides, as_json)
-    screen.result(run(loaded, screen, fresh=fresh), following=f"gemcut label {_again(project, overrides)}")
+    screen.result(run(loaded, screen, fresh=fresh, until=until), following=f"gemcut label {_again(project, overrides)}")
 
 
 @app.command()
 def label(*, project: ProjectOption = PROJECT, overrides: SetOption = None, as_json: JsonOption = False) -> None:
-    """Score the test period with the newest checkpoint."""
+    """Score the test period with the model as it was at the cut."""
     from gemcut.commands.label import label as run
 
     loaded, screen = _begin(project, overrides, as_json)

@@ -19,8 +19,8 @@ class Workspace:
 
     WORK/
         store/                            request store
-        foundation/                       checkpoints/, soft_labels/ (progressive), report.json
-        soft_labels/test/                 the newest checkpoint's scores of the test period
+        foundation/                       checkpoints/, soft_labels/ (progressive), soft_labels_from_cut/, report.json
+        soft_labels/test/                 the scores of the test period, by the model at the cut
         students/PLACEMENT/seed-N/ARM/    weights, test predictions, result; ARM is student or twin
         bundles/PLACEMENT/                DIGEST/ the bundle, current the name of the newest, requests.jsonl for replay
         verdicts/PLACEMENT.json           the latency gate's
@@ -52,7 +52,7 @@ class Workspace:
 
     @property
     def test_labels(self) -> Path:
-        """Soft labels of the test period, by the newest checkpoint."""
+        """Soft labels of the test period, by the model as it was at the cut."""
         return self.work / "soft_labels" / "test"
 
     @property
@@ -79,8 +79,8 @@ class Workspace:
 
         return microseconds(self.loaded.project.split.test_from)
 
-    def foundation_job(self) -> FoundationJob:
-        """The training of the foundation model."""
+    def foundation_job(self, until_us: int | None = None) -> FoundationJob:
+        """The training of the foundation model, to the cut or on to a later time."""
         from foundation.training.foundation_model import FoundationJob
 
         project = self.loaded.project
@@ -89,7 +89,8 @@ class Workspace:
             config=project.foundation,
             store=self.store,
             folder=self.foundation,
-            until_us=self.until_us,
+            until_us=self.until_us if until_us is None else until_us,
+            cut_us=self.until_us,
         )
 
     def student_job(self, placement: str, seed: int, arm: Arm) -> StudentJob:

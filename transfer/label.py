@@ -14,8 +14,8 @@ from foundation.data.store import Store
 from foundation.model.inputs import to_tensors
 from foundation.parallel.world import joined_world
 from foundation.soft_labels import SoftLabelWriter, Teacher
-from foundation.training.checkpoint import check_identity, list_checkpoints, load_checkpoint, read_manifest
-from foundation.training.foundation_model import FoundationJob, build_trainer, run_identity
+from foundation.training.checkpoint import check_identity, load_checkpoint, read_manifest
+from foundation.training.foundation_model import FoundationJob, build_trainer, checkpoint_at_cut, run_identity
 from foundation.training.stream import Progress
 from serving.errors import MismatchError, Problem
 
@@ -27,7 +27,7 @@ class LabelJob:
     """Which rows to score, and where to put the scores.
 
     Attributes:
-        foundation: the job whose newest checkpoint is the teacher.
+        foundation: the job whose checkpoint at the cut is the teacher.
         target: folder of the soft-label store.
         from_us: requests at or after this time are scored, microseconds since 1970 UTC.
         surfaces: requests of these surfaces only; of every one if None.
@@ -48,7 +48,7 @@ def label(job: LabelJob, progress: Progress | None = None) -> int:
     """
     foundation = job.foundation
     store = Store.open(foundation.store, foundation.schema, verify=True)
-    checkpoint = newest_checkpoint(foundation.folder)
+    checkpoint = frozen_checkpoint(foundation)
     _refuse_seen_rows(job)
     with joined_world(foundation.config.training.threads) as world:
         trainer = build_trainer(foundation, world, store)
@@ -82,21 +82,21 @@ def label(job: LabelJob, progress: Progress | None = None) -> int:
     return num_rows
 
 
-def newest_checkpoint(foundation_folder: Path) -> Path:
-    """The newest committed checkpoint of a training run."""
-    found = list_checkpoints(foundation_folder / "checkpoints")
-    if not found:
-        where = str(foundation_folder / "checkpoints")
+def frozen_checkpoint(foundation: FoundationJob) -> Path:
+    """The teacher as it was at the cut, also where it has learned on since."""
+    found = checkpoint_at_cut(foundation)
+    if found is None:
+        where = str(foundation.folder / "checkpoints")
         raise MismatchError(Problem(where, "a checkpoint of the foundation model", "none", "Run `gemcut train` first."))
-    return found[-1]
+    return found
 
 
 def _refuse_seen_rows(job: LabelJob) -> None:
-    if job.from_us < job.foundation.until_us:
+    if job.from_us < job.foundation.cut:
         raise MismatchError(
             Problem(
                 where="label: rows to score",
-                expected=f"requests at or after the training cut, {job.foundation.until_us} us",
+                expected=f"requests at or after the training cut, {job.foundation.cut} us",
                 got=f"requests from {job.from_us} us on, which the teacher has learned from",
                 remedy="Use the progressive scores that `gemcut train` wrote for them.",
             )

@@ -46,7 +46,7 @@ class CheckpointManifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     step: int
     identity: Identity
     files: dict[str, FileDigest]
@@ -82,10 +82,20 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if (path / MANIFEST_FILE).is_file())
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints."""
+def prune(folder: Path, keep: int, *, always: str | None = None) -> None:
+    """Delete all but the newest `keep` checkpoints and the one that is `always` kept."""
     for path in list_checkpoints(folder)[:-keep]:
-        shutil.rmtree(path)
+        if path.name != always:
+            shutil.rmtree(path)
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """The state that was saved beside the tensors; raises MismatchError where it is not what was written."""
+    files = read_manifest(checkpoint).files
+    verify_files(checkpoint, files, contents=False)
+    others = (MANIFEST_FILE, *(name for name in files if name != STATE_FILE))
+    verify_files(checkpoint, {STATE_FILE: files[STATE_FILE]}, exclude=others)
+    return orjson.loads((checkpoint / STATE_FILE).read_bytes())
 
 
 def read_manifest(checkpoint: Path) -> CheckpointManifest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from foundation.model.recipes import RECIPES
 from foundation.parallel.reduce import of_all_ranks
 from foundation.parallel.world import World, joined_world
 from foundation.soft_labels import NOTHING_LEARNED, SoftLabelWriter, Teacher
-from foundation.training.checkpoint import Identity
+from foundation.training.checkpoint import Identity, list_checkpoints, read_state
 from foundation.training.labels import counted_labels
 from foundation.training.loss import masked_cross_entropy
 from foundation.training.prior import first_log_odds, number_sample
@@ -36,6 +36,8 @@ from foundation.training.visits import Visit, Visits
 from serving.errors import Problem, UserError
 
 FORGETTING_STEPS = 200
+BEFORE_CUT, FROM_CUT = "before_cut", "from_cut"
+LABELS = {BEFORE_CUT: "soft_labels", FROM_CUT: "soft_labels_from_cut"}
 NO_MATTER = {"threads", "checkpoint_every", "keep_checkpoints"}
 """Settings that say how to run, not what to learn: they may change between a stop and its resume."""
 
@@ -45,9 +47,10 @@ class FoundationJob:
     """What to train on, and where to put it.
 
     Attributes:
-        folder: gets `checkpoints/`, `soft_labels/` and `report.json`.
+        folder: gets `checkpoints/`, `report.json`, `soft_labels/` of rows before the cut, and `soft_labels_from_cut/`.
         until_us: requests before this time are learned from, microseconds since 1970 UTC.
         surfaces: requests of these surfaces only; of every one if None.
+        cut_us: where the training period ends and a checkpoint stays, at most `until_us`, which it is if None.
     """
 
     schema: Schema
@@ -56,20 +59,32 @@ class FoundationJob:
     folder: Path
     until_us: int
     surfaces: tuple[str, ...] | None = None
+    cut_us: int | None = None
+
+    @property
+    def cut(self) -> int:
+        """The training cut."""
+        return self.until_us if self.cut_us is None else self.cut_us
 
 
 @dataclass(frozen=True, slots=True)
 class FoundationReport:
-    """What a training run did, and how well it scored each row before it learned from it."""
+    """What a training run did, and how well it scored each row before it learned from it.
+
+    Attributes:
+        progressive: of rows before the cut, by objective.
+        progressive_from_cut: of those from the cut on.
+    """
 
     stream: StreamReport
     progressive: dict[str, StreamMetrics]
+    progressive_from_cut: dict[str, StreamMetrics]
 
 
 def run_identity(job: FoundationJob, data_fingerprint: str) -> Identity:
-    """What a checkpoint of this job, made from the store of a fingerprint, belongs to."""
+    """What a checkpoint of this job, made from the store of a fingerprint, belongs to, however far the job goes."""
     content = [job.config.model_dump(mode="json", exclude={"training": NO_MATTER})]
-    content += [job.schema.schema_digest(), data_fingerprint, job.until_us]
+    content += [job.schema.schema_digest(), data_fingerprint, job.cut]
     content += [job.surfaces] if job.surfaces else []
     run = hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
     return Identity(run=run, schema_digest=job.schema.schema_digest(), data_fingerprint=data_fingerprint)
@@ -86,8 +101,8 @@ def build_trainer(job: FoundationJob, world: World, store: Store) -> Trainer:
         gradient_clip=training.gradient_clip,
     )
     model = RECIPES[job.config.model.recipe](job.schema, job.config.model)
-    positions = store.select(job.surfaces, end=job.until_us)
-    log_odds = first_log_odds(store, job.schema, positions, job.until_us)
+    positions = store.select(job.surfaces, end=job.cut)
+    log_odds = first_log_odds(store, job.schema, positions, job.cut)
     of_request, of_candidate = number_sample(store, job.schema, positions)
     for module in model.modules():
         if isinstance(module, SurfaceObjectiveHeads):
@@ -100,7 +115,9 @@ def build_trainer(job: FoundationJob, world: World, store: Store) -> Trainer:
 
 
 def train_foundation(job: FoundationJob, progress: Progress | None = None) -> FoundationReport:
-    """Train, or go on from the newest checkpoint.
+    """Train to the cut, then on to the end of the job; or go on from the newest checkpoint.
+
+    A run that was begun with a later end goes on to that one.
 
     Raises:
         MismatchError: the store, the schema or the settings changed since the newest checkpoint.
@@ -108,34 +125,69 @@ def train_foundation(job: FoundationJob, progress: Progress | None = None) -> Fo
     store = Store.open(job.store, job.schema, verify=True)
     with joined_world(job.config.training.threads) as world:
         trainer = build_trainer(job, world, store)
-        identity = run_identity(job, store.fingerprint)
-        loss_of = _loss(job, trainer, world)
-        recorder = ProgressiveRecorder(job, world)
-        with visits_of(job, store, world) as visits:
-            report = learn(
-                trainer,
-                visits,
-                loss_of=loss_of,
-                recorder=recorder,
-                policy=CheckpointPolicy(
-                    folder=job.folder / "checkpoints",
-                    every_steps=job.config.training.checkpoint_every,
-                    keep=job.config.training.keep_checkpoints,
-                    identity=identity,
-                ),
-                progress=progress if world.is_first else None,
-            )
-        recorder.labels.flush()
-        dist.barrier()
-        result = FoundationReport(report, recorder.metrics())
+        ends = _ends(job)
+        tell = progress if world.is_first else None
+        report = _train_until(ends[0], job, trainer, store=store, progress=tell)
+        for end in ends[1:]:
+            later = _train_until(end, job, trainer, store=store, progress=tell)
+            report = replace(later, stream=report.stream.and_then(later.stream))
         if world.is_first:
-            recorder.labels.publish(
-                teacher=Teacher(run=identity.run),
-                data_fingerprint=identity.data_fingerprint,
-                schema_digest=identity.schema_digest,
-            )
-            write_json(job.folder / "report.json", result)
-        return result
+            write_json(job.folder / "report.json", report)
+        return report
+
+
+def checkpoint_at_cut(job: FoundationJob) -> Path | None:
+    """The newest checkpoint of the training period: it has learned nothing that was known only after the cut."""
+    found = reversed(list_checkpoints(job.folder / "checkpoints"))
+    return next((path for path in found if _begun_until(path) <= job.cut), None)
+
+
+def _ends(job: FoundationJob) -> list[int]:
+    """Where each part of the pass that is left ends: at the cut, so that a checkpoint is made there, and at the end."""
+    assert job.cut <= job.until_us, f"the cut {job.cut} is after the end {job.until_us}"
+    found = list_checkpoints(job.folder / "checkpoints")
+    begun = _begun_until(found[-1]) if found else job.cut
+    return [end for end in sorted({job.cut, max(job.until_us, begun)}) if end >= begun]
+
+
+def _begun_until(checkpoint: Path) -> int:
+    """The end that a checkpoint's run had set out for."""
+    return read_state(checkpoint)["recorder"]["until_us"]
+
+
+def _train_until(
+    end: int, job: FoundationJob, trainer: Trainer, *, store: Store, progress: Progress | None
+) -> FoundationReport:
+    """One part of the pass, on one side of the cut, and its soft labels."""
+    part, world, training = replace(job, cut_us=job.cut, until_us=end), trainer.world, job.config.training
+    identity = run_identity(part, store.fingerprint)
+    at_cut = checkpoint_at_cut(part) if end > part.cut else None
+    recorder = ProgressiveRecorder(part, world)
+    with visits_of(part, store, world) as visits:
+        report = learn(
+            trainer,
+            visits,
+            loss_of=_loss(part, trainer, world),
+            recorder=recorder,
+            policy=CheckpointPolicy(
+                folder=part.folder / "checkpoints",
+                every_steps=training.checkpoint_every,
+                keep=training.keep_checkpoints,
+                identity=identity,
+                always=at_cut.name if at_cut else None,
+            ),
+            progress=progress,
+        )
+    recorder.labels.flush()
+    dist.barrier()
+    result = FoundationReport(report, recorder.metrics(BEFORE_CUT), recorder.metrics(FROM_CUT))
+    if world.is_first:
+        recorder.labels.publish(
+            teacher=Teacher(run=identity.run),
+            data_fingerprint=identity.data_fingerprint,
+            schema_digest=identity.schema_digest,
+        )
+    return result
 
 
 def _loss(job: FoundationJob, trainer: Trainer, world: World) -> Callable[[Visit, Tensor], Tensor]:
@@ -163,14 +215,16 @@ def visits_of(job: FoundationJob, store: Store, world: World) -> Visits:
 
 
 class ProgressiveRecorder:
-    """Progressive metrics by objective, and the progressive soft labels."""
+    """Progressive metrics by period and objective, and the progressive soft labels of the job's last period."""
 
     def __init__(self, job: FoundationJob, world: World) -> None:
         self.schema, self.objectives = job.schema, tuple(job.schema.objectives)
-        self.labels = SoftLabelWriter(job.folder / "soft_labels", self.objectives, rank=world.rank)
+        self.until_us = job.until_us
+        self.period = FROM_CUT if job.until_us > job.cut else BEFORE_CUT
+        self.labels = SoftLabelWriter(job.folder / LABELS[self.period], self.objectives, rank=world.rank)
         self.is_first = world.is_first
         self.exists = job.schema.head_exists()
-        self.streams = {name: Stream() for name in self.objectives}
+        self.streams = {period: {name: Stream() for name in self.objectives} for period in LABELS}
         self.learned_to = NOTHING_LEARNED
         self.recent_loss = 0.0
 
@@ -183,7 +237,7 @@ class ProgressiveRecorder:
         labels = counted_labels(batch, self.schema)
         for place, name in enumerate(self.objectives):
             known = np.isfinite(labels[:, place]) & np.isfinite(logits[:, place])
-            self.streams[name].update(labels[known, place], logits[known, place])
+            self.streams[self.period][name].update(labels[known, place], logits[known, place])
         self.learned_to = max(of_all_ranks(int(batch.times.max(initial=self.learned_to))))
         share = 1 / FORGETTING_STEPS
         self.recent_loss += (float(loss) - self.recent_loss) * (share if self.recent_loss else 1.0)
@@ -203,37 +257,47 @@ class ProgressiveRecorder:
                 )
             )
 
-    def metrics(self) -> dict[str, StreamMetrics]:
-        """Of all rows of all ranks so far, by objective."""
-        return {name: stream.metrics() for name, stream in self._merged().items()}
+    def metrics(self, period: str) -> dict[str, StreamMetrics]:
+        """Of all rows of a period and all ranks so far, by objective."""
+        return {name: stream.metrics() for name, stream in self._merged()[period].items()}
 
     def state(self) -> dict[str, Any]:
         """See `Recorder`."""
         self.labels.flush()
         return {
+            "until_us": self.until_us,
+            "period": self.period,
             "num_parts": self.labels.num_parts,
-            "streams": {name: stream.state() for name, stream in self._merged().items()},
+            "streams": {
+                period: {name: stream.state() for name, stream in streams.items()}
+                for period, streams in self._merged().items()
+            },
             "learned_to": self.learned_to,
             "recent_loss": self.recent_loss,
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """See `Recorder`."""
-        self.labels.rewind(state.get("num_parts", 0))
+        same_period = state.get("period") == self.period
+        self.labels.rewind(state["num_parts"] if same_period else 0)
         if state:
             if self.is_first:  # it counts for all ranks so far
-                self.streams = {name: Stream.from_state(content) for name, content in state["streams"].items()}
+                self.streams = {
+                    period: {name: Stream.from_state(content) for name, content in streams.items()}
+                    for period, streams in state["streams"].items()
+                }
             self.learned_to, self.recent_loss = state["learned_to"], state["recent_loss"]
 
     def summary(self) -> str:
         """See `Recorder`."""
         first = self.objectives[0]
-        metrics = self.streams[first].metrics()
+        metrics = self.streams[self.period][first].metrics()
         return f"loss {self.recent_loss:.4f}  {first} NE {metrics.normalized_entropy:.4f} AUC {metrics.auc:.4f}"
 
-    def _merged(self) -> dict[str, Stream]:
-        merged = {name: Stream() for name in self.objectives}
-        for streams in of_all_ranks(self.streams):
-            for name, stream in streams.items():
-                merged[name].merge(stream)
+    def _merged(self) -> dict[str, dict[str, Stream]]:
+        merged = {period: {name: Stream() for name in self.objectives} for period in LABELS}
+        for periods in of_all_ranks(self.streams):
+            for period, streams in periods.items():
+                for name, stream in streams.items():
+                    merged[period][name].merge(stream)
         return merged

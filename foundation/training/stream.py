@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,12 +42,18 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    """Where and how often to save, and what the checkpoints belong to."""
+    """Where and how often to save, and what the checkpoints belong to.
+
+    Attributes:
+        keep: newest checkpoints that are kept.
+        always: name of one that is kept beside them.
+    """
 
     folder: Path
     every_steps: int
     keep: int
     identity: Identity
+    always: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,12 @@ class StreamReport:
     data_wait_seconds: float
     resumed_at_step: int
     checkpoint: str
+
+    def and_then(self, later: StreamReport) -> StreamReport:
+        """Both parts of a pass together."""
+        added = ("num_rows", "num_rows_learned", "num_events", "seconds", "data_wait_seconds")
+        sums = {name: getattr(self, name) + getattr(later, name) for name in added}
+        return replace(later, resumed_at_step=self.resumed_at_step, **sums)
 
 
 def learn(
@@ -145,4 +157,4 @@ def _save(trainer: Trainer, visits: Visits, recorder: Recorder, policy: Checkpoi
         world=trainer.world,
     )
     if trainer.world.is_first:
-        checkpoints.prune(policy.folder, policy.keep)
+        checkpoints.prune(policy.folder, policy.keep, always=policy.always)

@@ -1,4 +1,4 @@
-"""`gemcut label`: the newest checkpoint scores rows that training did not score."""
+"""`gemcut label`: the model as it was at the cut scores the rows that follow."""
 
 from __future__ import annotations
 

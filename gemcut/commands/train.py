@@ -1,51 +1,56 @@
-"""`gemcut train`: one pass of the foundation model over the training period; each row is scored before learned."""
+"""`gemcut train`: one pass of the foundation model over the log; each row is scored before it is learned."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from dataclasses import asdict
-from typing import Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 from gemcut.console import Screen
 from gemcut.project import LoadedProject
 from gemcut.tracking import start_run
 from gemcut.workspace import Workspace
+from serving.errors import Problem, ProjectError
+
+if TYPE_CHECKING:
+    from eval.progressive import StreamMetrics
 
 
-def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False) -> dict[str, Any]:
+def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: str | None = None) -> dict[str, Any]:
     """Train, or go on from the newest checkpoint; `fresh` throws checkpoints away first.
 
+    `until` is a time at or after the cut, or "end" for all of the log; the cut if absent.
     Under torchrun every rank calls this; the first one prints, tracks and writes shared files.
     """
     from foundation.efficiency.measures import pass_efficiency
     from foundation.training.foundation_model import train_foundation
 
     space = Workspace(loaded)
+    job = space.foundation_job(_until(space, until))
     is_first = os.environ.get("RANK", "0") == "0"
     if fresh and is_first:
         shutil.rmtree(space.foundation, ignore_errors=True)
     if not is_first:
-        train_foundation(space.foundation_job())
+        train_foundation(job)
         return {}
     with start_run(loaded, space.foundation, name="foundation") as tracker:
         tracker.log_params(_params(loaded))
         with screen.progress("train") as tell:
-            report = train_foundation(space.foundation_job(), progress=tell)
+            report = train_foundation(job, progress=tell)
         steps = report.stream.num_steps
-        for objective, metrics in report.progressive.items():
-            tracker.log_metrics(
-                {
-                    f"progressive/ne/{objective}": metrics.normalized_entropy,
-                    f"progressive/auc/{objective}": metrics.auc,
-                    f"progressive/calibration/{objective}": metrics.calibration,
-                },
-                step=steps,
-            )
-        efficiency = pass_efficiency(space.foundation_job(), report.stream)
+        tracker.log_metrics(_figures("progressive", report.progressive), step=steps)
+        if job.until_us > job.cut:
+            tracker.log_metrics(_figures("progressive_from_cut", report.progressive_from_cut), step=steps)
+        efficiency = pass_efficiency(job, report.stream)
         tracker.log_metrics(asdict(efficiency), step=steps)
         tracker.log_artifact(space.foundation / "report.json")
+    screen.say("[green]trained[/green]; each row was scored before it was learned from:")
     _print(report.progressive, screen)
+    if job.until_us > job.cut:
+        screen.say("and from the cut on, still learning:")
+        _print(report.progressive_from_cut, screen)
     screen.say(
         f"  {efficiency.rows_per_s:,.0f} rows/s, {efficiency.events_per_s:,.0f} events/s, "
         f"waited {efficiency.data_wait_ratio:.1%} of the time for data, E2E MFU {efficiency.e2e_mfu:.1%}"
@@ -54,7 +59,37 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False) -> dict
         "checkpoint": report.stream.checkpoint,
         "efficiency": asdict(efficiency),
         "progressive": {k: asdict(v) for k, v in report.progressive.items()},
+        "progressive_from_cut": {k: asdict(v) for k, v in report.progressive_from_cut.items()},
     }
+
+
+def _until(space: Workspace, until: str | None) -> int:
+    """Microseconds since 1970 UTC at which the pass ends."""
+    from foundation.data.store import microseconds, read_manifest
+
+    if until is None:
+        return space.until_us
+    if until == "end":
+        return max(read_manifest(space.store).last_time + 1, space.until_us)
+    where, cut = "command line: --until", space.loaded.project.split.test_from
+    try:
+        moment = microseconds(datetime.fromisoformat(until))
+    except ValueError as error:
+        remedy = "Write it as `2024-03-01T00:00:00`; no time zone means UTC."
+        raise ProjectError(Problem(where, "a time, or `end`", f"`{until}`", remedy)) from error
+    if moment < space.until_us:
+        remedy = "Go on to a later time, or move `split.test_from`."
+        raise ProjectError(Problem(where, f"a time at or after `split.test_from`, {cut.isoformat()}", until, remedy))
+    return moment
+
+
+def _figures(period: str, progressive: dict[str, StreamMetrics]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for objective, metrics in progressive.items():
+        found[f"{period}/ne/{objective}"] = metrics.normalized_entropy
+        found[f"{period}/auc/{objective}"] = metrics.auc
+        found[f"{period}/calibration/{objective}"] = metrics.calibration
+    return found
 
 
 def _params(loaded: LoadedProject) -> dict[str, object]:
@@ -66,8 +101,7 @@ def _params(loaded: LoadedProject) -> dict[str, object]:
     }
 
 
-def _print(progressive: dict[str, Any], screen: Screen) -> None:
-    screen.say("[green]trained[/green]; each row was scored before it was learned from:")
+def _print(progressive: dict[str, StreamMetrics], screen: Screen) -> None:
     for objective, metrics in progressive.items():
         screen.say(
             f"  {objective:<14} rows {metrics.num_rows:>11,}  NE {metrics.normalized_entropy:.4f}  "

@@ -63,7 +63,9 @@ def job_of(log):
     """(folder, settings of the training or fields of the job) → a job on the log."""
 
     def make(folder, **changed):
-        fields = {name: changed.pop(name) for name in ("schema", "store", "until_us", "model") if name in changed}
+        fields = {
+            name: changed.pop(name) for name in ("schema", "store", "until_us", "cut_us", "model") if name in changed
+        }
         model = MODEL | fields.pop("model", {})
         config = FoundationConfig.model_validate({"model": model, "training": TRAINING | changed})
         job = FoundationJob(log.schema, config, log.folder, folder, log.until_us)
@@ -94,6 +96,7 @@ def run_job(tmp_path_factory):
             "store": str(job.store),
             "folder": str(job.folder),
             "until_us": job.until_us,
+            "cut_us": job.cut_us,
             "moment": moment,
         }
         description_file = tmp_path_factory.mktemp("job") / "job.json"
@@ -129,12 +132,14 @@ def snapshot():
 
     def take(folder):
         checkpoints = sorted(path for path in (folder / "checkpoints").iterdir())
+        report = orjson.loads((folder / "report.json").read_bytes())
         return SimpleNamespace(
             checkpoints=[path.name for path in checkpoints],
             tensors=tensors_of(checkpoints[-1]),
             state=(checkpoints[-1] / "state.json").read_bytes(),
             soft_labels={path.name: path.read_bytes() for path in sorted((folder / "soft_labels").iterdir())},
-            progressive=orjson.loads((folder / "report.json").read_bytes())["progressive"],
+            from_cut={path.name: path.read_bytes() for path in sorted(folder.glob("soft_labels_from_cut/*"))},
+            progressive={name: told for name, told in report.items() if name != "stream"},
         )
 
     return take

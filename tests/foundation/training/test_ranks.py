@@ -12,6 +12,7 @@ from foundation.parallel.world import joined_world
 from foundation.soft_labels import read_soft_labels
 from foundation.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from foundation.training.foundation_model import (
+    BEFORE_CUT,
     ProgressiveRecorder,
     build_trainer,
     run_identity,
@@ -59,7 +60,7 @@ def outcome(job, log):
         recorder = ProgressiveRecorder(job, world)
         recorder.load(state["recorder"])
         whole = {name: whole_tensor(value).clone() for name, value in tensors.items()}
-        return labels, whole, recorder.metrics()
+        return labels, whole, recorder.metrics(BEFORE_CUT)
 
 
 def whole_tensor(value):

@@ -39,6 +39,7 @@ def main():
             store=Path(job["store"]),
             folder=Path(job["folder"]),
             until_us=job["until_us"],
+            cut_us=job["cut_us"],
         ),
         progress=lambda share, summary: die() if next(steps, None) is None else None,
     )

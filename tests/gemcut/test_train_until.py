@@ -1,0 +1,69 @@
+"""`gemcut train --until`: learning on after the cut, and what stays of the cut."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from foundation.data.store import read_manifest
+from foundation.soft_labels import read_soft_labels
+from gemcut.cli import main
+
+
+@pytest.fixture
+def gemcut(monkeypatch, capsys):
+    """Run a command in this process → (exit code, standard output, standard error)."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["gemcut", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    return run
+
+
+def labels_of(project, folder):
+    space = project.space()
+    stamps = {
+        "data_fingerprint": read_manifest(space.store).fingerprint,
+        "schema_digest": space.loaded.project.schema_digest(),
+    }
+    return read_soft_labels(folder(space), **stamps)
+
+
+def test_a_teacher_that_has_learned_on_still_labels_as_it_was_at_the_cut(tiny_teacher, tmp_path, gemcut):
+    project = tiny_teacher.copy(tmp_path / "tiny")
+    before = labels_of(project, lambda space: space.test_labels)
+    code, out, _ = gemcut("train", "-p", project.path, "--until", "end", "--json")
+    assert code in (0, None)
+    told = json.loads(out.splitlines()[-1])
+    manifest = read_manifest(project.space().store)
+    assert json.dumps(told).count('"progressive_from_cut"') == 1
+    later = labels_of(project, lambda space: space.foundation / "soft_labels_from_cut")
+    earlier = labels_of(project, lambda space: space.progressive_labels)
+    assert len(later.row_ids) + len(earlier.row_ids) == manifest.num_rows
+    assert later.row_ids.tolist() == before.row_ids.tolist()
+    assert np.nanmax(np.abs(later.logits - before.logits)) > 0
+
+    assert gemcut("train", "-p", project.path)[0] in (0, None)
+    assert gemcut("label", "-p", project.path)[0] in (0, None)
+    after = labels_of(project, lambda space: space.test_labels)
+    np.testing.assert_array_equal(after.logits, before.logits)
+    assert after.manifest.teacher == before.manifest.teacher
+
+
+@pytest.mark.parametrize(
+    ("until", "words"),
+    [
+        ("yesterday", ("a time, or `end`", "`yesterday`")),
+        ("2024-02-17", ("at or after `split.test_from`, 2024-02-18", "2024-02-17")),
+    ],
+)
+def test_a_time_that_is_none_or_before_the_cut_is_refused(tiny_teacher, gemcut, until, words):
+    code, _, said = gemcut("train", "-p", tiny_teacher.path, "--until", until)
+    assert code == 3
+    flat = " ".join(said.split())
+    assert all(word in flat for word in words), flat
