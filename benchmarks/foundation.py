@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.network import probabilities_of
 from benchmarks.opened import Opened, kept
 from benchmarks.rows import predictions_from
-from eval.artifacts import staged_folder, write_json
+from eval.artifacts import write_json
 from eval.predictions import Predictions, save_predictions
 from foundation.soft_labels import read_soft_labels
-from foundation.training.checkpoint import MANIFEST_FILE, list_checkpoints, read_manifest
-from foundation.training.foundation_model import FoundationJob, run_identity, train_foundation
+from foundation.training.foundation_model import (
+    FROM_CUT,
+    LABELS,
+    FoundationJob,
+    checkpoint_at_cut,
+    run_identity,
+    train_foundation,
+)
 from transfer.label import LabelJob, label
 
 Progress = Callable[[float, str], None]
@@ -27,7 +33,7 @@ class Wanted:
 
     Attributes:
         seed: of the first parameters.
-        frozen: also score by the model as it was at the cut; without, training does not stop there.
+        frozen: also score by the model as it was at the cut.
         surfaces: learn from requests of these alone; of all if None.
     """
 
@@ -47,63 +53,43 @@ def score_foundation(
         folder: gets `progressive.parquet`, `frozen.parquet` and `speed.json`, and holds checkpoints while training.
         progress: is told how far each training is.
     """
-    at_cut = _job(project, wanted, folder / "to_cut", project.until_us)
-    at_end = _job(project, wanted, folder / "to_end", project.store.manifest.last_time + 1)
+    job, fingerprint = _job(project, wanted, folder / "run"), project.store.fingerprint
+    labels_of = {PROGRESSIVE: _trained} | ({FROZEN: _frozen} if wanted.frozen else {})
     found: dict[str, Predictions] = {}
-    for protocol, job in {FROZEN: at_cut, PROGRESSIVE: at_end}.items():
-        if protocol == PROGRESSIVE or wanted.frozen:
-            path = folder / f"{protocol}.parquet"
-            digest = run_identity(job, project.store.fingerprint).run
-            table = kept(path, digest, project.store.fingerprint)
-            if table is None:
-                labels = _frozen(at_cut, progress) if protocol == FROZEN else _to_the_end(at_cut, at_end, progress)
-                table = _predictions(project, job, labels)
-                save_predictions(table, path)
-            found[protocol] = table
-    for job in (at_cut, at_end):
-        shutil.rmtree(job.folder, ignore_errors=True)
+    for protocol, labels in labels_of.items():
+        path, digest = folder / f"{protocol}.parquet", run_identity(job, fingerprint).run
+        table = kept(path, digest, fingerprint)
+        if table is None:
+            table = _predictions(project, job, labels(job, progress))
+            save_predictions(table, path)
+        found[protocol] = table
+    shutil.rmtree(job.folder, ignore_errors=True)
     return found
 
 
-def _job(project: Opened, wanted: Wanted, folder: Path, until_us: int) -> FoundationJob:
+def _job(project: Opened, wanted: Wanted, folder: Path) -> FoundationJob:
     schema = project.loaded.project
     training = schema.foundation.training.model_copy(update={"seed": wanted.seed})
     config = schema.foundation.model_copy(update={"training": training})
-    return FoundationJob(schema, config, project.store.folder, folder, until_us, wanted.surfaces)
+    end = project.store.manifest.last_time + 1
+    return FoundationJob(schema, config, project.store.folder, folder, end, wanted.surfaces, cut_us=project.until_us)
 
 
-def _frozen(at_cut: FoundationJob, progress: Progress | None) -> Path:
-    """Train to the cut and score what follows; the soft labels of it."""
-    train_foundation(at_cut, progress)
-    target = at_cut.folder / "test_labels"
-    label(LabelJob(at_cut, target, at_cut.until_us), progress)
+def _trained(job: FoundationJob, progress: Progress | None) -> Path:
+    """Train to the end of the log; the progressive soft labels from the cut on."""
+    stream = train_foundation(job, progress).stream
+    speed = {"rows_per_s": stream.num_rows / stream.seconds, "seconds": stream.seconds}
+    write_json(job.folder.parent / "speed.json", speed)
+    return job.folder / LABELS[FROM_CUT]
+
+
+def _frozen(job: FoundationJob, progress: Progress | None) -> Path:
+    """Score what follows the cut with the model as it was there, training to it where that was not done; its labels."""
+    if checkpoint_at_cut(job) is None:
+        train_foundation(replace(job, until_us=job.cut), progress)
+    target = job.folder / "test_labels"
+    label(LabelJob(job, target, job.cut), progress)
     return target
-
-
-def _to_the_end(at_cut: FoundationJob, at_end: FoundationJob, progress: Progress | None) -> Path:
-    """Train to the end of the log, from the cut on where that was trained; the progressive soft labels."""
-    if not at_end.folder.exists() and list_checkpoints(at_cut.folder / "checkpoints"):
-        fork(at_cut, at_end)
-    report = train_foundation(at_end, progress)
-    speed = {"rows_per_s": report.stream.num_rows / report.stream.seconds, "seconds": report.stream.seconds}
-    write_json(at_end.folder.parent / "speed.json", speed)
-    return at_end.folder / "soft_labels"
-
-
-def fork(source: FoundationJob, target: FoundationJob) -> None:
-    """Let a job begin where another that learned from the first of the same requests has ended.
-
-    A checkpoint belongs to one job: its period is part of what it is. The copy is given to the longer one; whether what
-    was read is the beginning of what is to be read, the reader checks when it goes on.
-    """
-    with staged_folder(target.folder) as stage:
-        newest = list_checkpoints(source.folder / "checkpoints")[-1]
-        shutil.copytree(newest, stage / "checkpoints" / newest.name)
-        shutil.copytree(source.folder / "soft_labels", stage / "soft_labels")
-        manifest = read_manifest(newest)
-        identity = run_identity(target, manifest.identity.data_fingerprint)
-        content = manifest.model_copy(update={"identity": identity}).model_dump(mode="json")
-        write_json(stage / "checkpoints" / newest.name / MANIFEST_FILE, content)
 
 
 def _predictions(project: Opened, job: FoundationJob, labels: Path) -> Predictions:
