@@ -49,6 +49,19 @@ class ModelConfig(Section):
         default=False,
         description="Every second layer reuses the sequence summary of the one before.",
     )
+    rotary: Literal["none", "position", "log_age"] = Field(
+        default="none", description="Queries and keys of the encoder are turned by an event's place or log age."
+    )
+    cls_tokens: int = Field(
+        default=0, ge=0, le=64, description="Learned tokens before every history, whose encoding sums it up too."
+    )
+    pooling: Literal["seeds", "hierarchical"] = Field(
+        default="seeds", description="A few seeds sum a history up, or many whose answers a Kronecker map makes fewer."
+    )
+    personalisation: Literal["attention", "vector", "matrix"] = Field(
+        default="attention",
+        description="How request tokens change events: attention of events over them, a factor a unit, or a matrix.",
+    )
     heads: int = Field(default=2, ge=1, le=64, description="Attention heads.")
     activation: Literal["identity", "relu", "relu2", "silu", "gelu", "hardswish"] = Field(
         default="silu", description="In place of a softmax in attention over histories."
@@ -66,6 +79,12 @@ class ModelConfig(Section):
     )
     match: bool = Field(default=True, description="Signals of how often and how lately a candidate is in the history.")
     gates: bool = Field(default=True, description="Each surface turns units of the trunk up and down.")
+    experts: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="Shared experts in the trunk's first layer, beside one a surface; a plain layer if 0.",
+    )
     checkpoint_activations: bool = Field(
         default=False, description="Compute activations again in the backward pass instead of keeping them."
     )
@@ -88,6 +107,11 @@ class TrainingConfig(Section):
     table_learning_rate: float = Field(default=0.05, gt=0, description="Row-wise AdaGrad, for the tables.")
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay.")
     gradient_clip: float = Field(default=1.0, gt=0, description="Largest norm of the dense gradient.")
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="Of matrix products in the model: `bfloat16` by autocast, where the device is fast at it; "
+        "parameters, tables, optimizers and the loss stay float32.",
+    )
     weighting: Literal["fixed", "uncertainty"] = Field(
         default="fixed",
         description="How losses of objectives are added: by their `weight`, or by that and learned uncertainty.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from foundation.kernels.activation import Activation, Pointwise
@@ -38,11 +39,15 @@ def gdpa(q: Tensor, k: Tensor, v: Tensor, query_offsets: Tensor, key_offsets: Te
 
     Source: facebookresearch/ads_model_kernel_library, `gdpa`.
     """
-    if q.is_cuda:
-        from foundation.kernels.gdpa_triton import GdpaTriton
+    device = q.device.type
+    if torch.is_autocast_enabled(device):  # the CPU's tiles add up in the type of their rows, the GPU's in float32
+        q, k, v = (x.to(torch.get_autocast_dtype(device) if q.is_cuda else torch.float32) for x in (q, k, v))
+    with torch.autocast(device, enabled=False):
+        if q.is_cuda:
+            from foundation.kernels.gdpa_triton import GdpaTriton
 
-        return GdpaTriton.apply(q, k, v, query_offsets, key_offsets, form)
-    return GdpaCpu.apply(q, k, v, query_offsets, key_offsets, form)
+            return GdpaTriton.apply(q, k, v, query_offsets, key_offsets, form)
+        return GdpaCpu.apply(q, k, v, query_offsets, key_offsets, form)
 
 
 def pointwise(

@@ -24,21 +24,30 @@ from foundation.data.schema import SURFACE, Schema, ids_of, numbers_of
 from foundation.kernels.activation import Pointwise
 from foundation.model.cross import LowRankCross
 from foundation.model.embedding import TokenEmbedding
-from foundation.model.gates import SurfaceGate
+from foundation.model.gates import SurfaceExperts, SurfaceGate
 from foundation.model.gdpa import pointwise
 from foundation.model.heads import SurfaceObjectiveHeads
 from foundation.model.history import Events, EventTokens, merged, restricted
 from foundation.model.hstu import HstuLayer
 from foundation.model.inputs import HistoryTensors, RequestTensors
-from foundation.model.interformer import InterFormerLayer, PersonalAttention, TokenSummary
+from foundation.model.interformer import (
+    InterFormerLayer,
+    PersonalAttention,
+    PersonalMatrix,
+    PersonalVector,
+    TokenSummary,
+    prepend,
+)
 from foundation.model.layout import bucket_by_length
 from foundation.model.match import NUM_SIGNALS, match_signals
 from foundation.model.numbers import NumberEncoding, NumberGroup
-from foundation.model.pooling import SeedPooling
+from foundation.model.pooling import HierarchicalSeedPooling, SeedPooling
+from foundation.model.rotary import Rotary
 from foundation.model.target_attention import TargetAttention
 from foundation.model.wukong import WukongLayer
 
 NUM_SEEDS, NUM_RECENT = 2, 2
+SEEDS_OF_HIERARCHY = 8
 NUM_SUMMARY = 4
 NUMBER_TOKENS = 4
 MATCH_TOKENS = 2
@@ -83,6 +92,7 @@ class RequestSide(nn.Module):
         self.events = nn.ModuleDict({log: EventTokens(schema, log, width) for log in logs})
         self.merge = config.histories == "merged"
         self.num_histories = min(1, len(logs)) if self.merge else len(logs)
+        self.cls = nn.Parameter(torch.randn(config.cls_tokens, width) * 0.05) if config.cls_tokens else None
         self.keep = not config.checkpoint_activations
 
         rounds, tokens = [], len(self.keys) + self.numbers.num_tokens
@@ -103,11 +113,15 @@ class RequestSide(nn.Module):
         histories: list[Events] = [self.events[log](embedded, read[log]) for log in read]
         if self.merge and histories:
             histories = [merged(histories)]
+        if self.cls is not None:
+            histories = [prepend(self.cls.expand(len(x), -1, -1), events) for events in histories]
         seen: list[Tensor | None] = [None] * len(histories)
         for place, layer in enumerate(self.rounds):
             at = place % len(histories)
             events = histories[at]
-            x, tokens, seen[at] = run(layer, x, events.tokens, events.offsets, seen[at], keep=self.keep)
+            x, tokens, seen[at] = run(
+                layer, x, events.tokens, events.offsets, seen[at], events.ages_days, keep=self.keep
+            )
             histories[at] = replace(events, tokens=tokens)
         return x if self.alone is None else self.alone(x), histories
 
@@ -139,7 +153,9 @@ class CandidateSide(nn.Module):
             _wukong(tokens if place == 0 else request_tokens, config) for place in range(config.interaction_layers)
         ]
         self.interaction = nn.Sequential(*layers)
-        self.trunk = Trunk(request_tokens * width + beside, tokens * width + beside, config)
+        self.trunk = Trunk(
+            request_tokens * width + beside, tokens * width + beside, config, num_surfaces=len(schema.surfaces)
+        )
         self.keep = not config.checkpoint_activations
 
     def forward(
@@ -165,7 +181,10 @@ class CandidateSide(nn.Module):
         surface = embedded[f"request.{SURFACE}"].index_select(0, owner)
         beside = torch.cat(beside, dim=1)
         return self.trunk(
-            torch.cat([interacted.flatten(1), beside], dim=1), torch.cat([x.flatten(1), beside], dim=1), surface
+            torch.cat([interacted.flatten(1), beside], dim=1),
+            torch.cat([x.flatten(1), beside], dim=1),
+            surface,
+            batch.surfaces[owner],
         )
 
     def _signals(self, batch: RequestTensors) -> Tensor:
@@ -189,19 +208,25 @@ class Trunk(nn.Module):
     Surfaces share it; each has its gates.
     """
 
-    def __init__(self, width: int, inputs: int, config: ModelConfig) -> None:
+    def __init__(self, width: int, inputs: int, config: ModelConfig, *, num_surfaces: int) -> None:
         super().__init__()
-        hidden = config.hidden
-        self.first, self.second = nn.Linear(width, hidden), nn.Linear(hidden, hidden)
+        hidden, experts = config.hidden, config.experts
+        self.first = (
+            SurfaceExperts(width, hidden, num_experts=experts, num_surfaces=num_surfaces)
+            if experts
+            else nn.Linear(width, hidden)
+        )
+        self.second = nn.Linear(hidden, hidden)
         self.cross = nn.ModuleList(LowRankCross(inputs, CROSS_RANK) for _ in range(config.cross_layers))
         self.crossed = nn.Linear(inputs, hidden) if config.cross_layers else None
         self.gates = nn.ModuleList(
             SurfaceGate(config.width, hidden, hidden=GATE_HIDDEN) for _ in range(2 if config.gates else 0)
         )
 
-    def forward(self, interacted: Tensor, inputs: Tensor, surface: Tensor) -> Tensor:
-        """[C, width], [C, inputs] and the surface's token [C, D] → [C, hidden], at least 0."""
-        x = self._gated(0, functional.relu(self.first(interacted)), surface)
+    def forward(self, interacted: Tensor, inputs: Tensor, surface: Tensor, surfaces: Tensor) -> Tensor:
+        """[C, width], [C, inputs], the surface's token [C, D] and number [C] → [C, hidden], at least 0."""
+        x = self.first(interacted, surfaces) if isinstance(self.first, SurfaceExperts) else self.first(interacted)
+        x = self._gated(0, functional.relu(x), surface)
         x = self.second(x)
         if self.crossed is not None:
             crossed = inputs
@@ -248,16 +273,34 @@ def run(layer: nn.Module, *inputs: Tensor | None, keep: bool) -> Any:
 def _round(num_tokens: int, config: ModelConfig, *, skips: bool) -> InterFormerLayer:
     """One InterFormer round; one that `skips` takes the summary of the round before, and personalises nothing."""
     width, personal = config.width, config.interleaving and not skips
-    attention = HstuLayer(width, config.heads, _form(config, config.encoder_events, window=config.window))
+    rotary = None if config.rotary == "none" else Rotary(width // config.heads, on=config.rotary)
+    form = _form(config, config.encoder_events, window=config.window)
     return InterFormerLayer(
         width,
-        interaction=_wukong(num_tokens + NUM_SEEDS + NUM_RECENT, config),
-        attention=attention,
+        interaction=_wukong(num_tokens + config.cls_tokens + NUM_SEEDS + NUM_RECENT, config),
+        attention=HstuLayer(width, config.heads, form, rotary=rotary),
         summary=TokenSummary(num_tokens, width, num_summary=NUM_SUMMARY) if personal else None,
-        personal=PersonalAttention(width, config.heads, _form(config, NUM_SUMMARY)) if personal else None,
-        pooling=None if skips else SeedPooling(width, num_tokens=NUM_SEEDS, heads=config.heads),
+        personal=_personal(config) if personal else None,
+        pooling=None if skips else _pooling(config),
+        num_cls=config.cls_tokens,
         num_recent=NUM_RECENT,
     )
+
+
+def _personal(config: ModelConfig) -> PersonalAttention | PersonalVector | PersonalMatrix:
+    match config.personalisation:
+        case "attention":
+            return PersonalAttention(config.width, config.heads, _form(config, NUM_SUMMARY))
+        case "vector":
+            return PersonalVector(config.width, num_summary=NUM_SUMMARY, hidden=config.hidden)
+        case "matrix":
+            return PersonalMatrix(config.width, num_summary=NUM_SUMMARY, hidden=config.hidden)
+
+
+def _pooling(config: ModelConfig) -> SeedPooling | HierarchicalSeedPooling:
+    if config.pooling == "seeds":
+        return SeedPooling(config.width, num_tokens=NUM_SEEDS, heads=config.heads)
+    return HierarchicalSeedPooling(config.width, num_seeds=SEEDS_OF_HIERARCHY, num_tokens=NUM_SEEDS, heads=config.heads)
 
 
 def _form(config: ModelConfig, num_positions: int, *, window: int | None = None) -> Pointwise:

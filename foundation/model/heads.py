@@ -41,6 +41,8 @@ class SurfaceObjectiveHeads(nn.Module):
 
     def forward(self, trunk: Tensor, surfaces: Tensor) -> Tensor:
         """[C, D] trunk, [C] surface of each candidate → [C, K] logits, NaN where the pair does not exist."""
-        own = self.special(trunk).unflatten(1, self.exists.shape)
-        logits = self.shared(trunk) + own[torch.arange(len(trunk), device=trunk.device), surfaces]
+        with torch.autocast(trunk.device.type, enabled=False):  # a bfloat16 logit has 8 bits: many rows would tie
+            trunk = trunk.float()
+            own = self.special(trunk).unflatten(1, self.exists.shape)
+            logits = self.shared(trunk) + own[torch.arange(len(trunk), device=trunk.device), surfaces]
         return torch.where(self.exists[surfaces], compose(logits, self.products), torch.nan)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from foundation.kernels.activation import Pointwise
 from foundation.model.gdpa import gdpa
+from foundation.model.history import Events
 from foundation.model.layout import bucket_by_length, gather_buckets, gather_padded, scatter_back, with_zero_row
 
 
@@ -91,7 +92,7 @@ class InterFormerLayer(nn.Module):
     Everything is a request's; candidates meet the result later. Parts are passed in:
 
     - `interaction`: [B, n + S tokens, D] → [B, n', D], such as a `WukongLayer`;
-    - `attention`: (events, offsets) → events with its own residual, such as an `HstuLayer`, windowed or not;
+    - `attention`: (events, offsets, ages) → events with its own residual, such as an `HstuLayer`, windowed or not;
     - `personal`: one of the three PFFN forms, or None;
     - `pooling`: (events, offsets) → [B, `pooling.num_tokens`, D], or None to use the summary of the layer before.
 
@@ -122,7 +123,7 @@ class InterFormerLayer(nn.Module):
         self.norm = nn.LayerNorm(width) if personal is not None else None
 
     def forward(
-        self, x: Tensor, events: Tensor, offsets: Tensor, seen: Tensor | None = None
+        self, x: Tensor, events: Tensor, offsets: Tensor, seen: Tensor | None = None, ages_days: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """One round.
 
@@ -131,6 +132,7 @@ class InterFormerLayer(nn.Module):
             events: [T, D].
             offsets: [B + 1] int64 of the histories.
             seen: [B, S tokens, D], S_sum of the layer before; read only without a pooling of its own.
+            ages_days: [T], for an attention that turns its queries and keys by them.
 
         Returns:
             ([B, n', D] tokens, [T, D] events, [B, S tokens, D] S_sum).
@@ -141,7 +143,7 @@ class InterFormerLayer(nn.Module):
         assert seen is not None, "a layer without pooling follows one that has it"
         if self.summary is not None and self.personal is not None and self.norm is not None:
             events = self.norm(events + self.personal(events, offsets, self.summary(x)))
-        return self.interaction(torch.cat([x, seen], dim=1)), self.attention(events, offsets), seen
+        return self.interaction(torch.cat([x, seen], dim=1)), self.attention(events, offsets, ages_days), seen
 
 
 def edges(events: Tensor, offsets: Tensor, *, num_first: int, num_last: int) -> tuple[Tensor, Tensor]:
@@ -157,20 +159,22 @@ def edges(events: Tensor, offsets: Tensor, *, num_first: int, num_last: int) -> 
     return gather_padded(rows, first), gather_padded(rows, last)
 
 
-def prepend(tokens: Tensor, events: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """Put [B, c, D] tokens in front of each history: the CLS tokens, before the first layer.
-
-    Returns:
-        ([T + B * c, D] events, [B + 1] offsets).
-    """
+def prepend(tokens: Tensor, events: Events) -> Events:
+    """Put [B, c, D] tokens in front of each history: the CLS tokens, before the first layer; their age is 0."""
     num_requests, count, _ = tokens.shape
+    offsets = events.offsets
     longer = offsets + count * torch.arange(num_requests + 1, device=offsets.device)
     places = longer[:-1].unsqueeze(1) + torch.arange(count, device=offsets.device)
-    is_event = torch.ones(len(events) + num_requests * count, dtype=torch.bool, device=offsets.device)
+    is_event = torch.ones(len(events.tokens) + num_requests * count, dtype=torch.bool, device=offsets.device)
     is_event[places.flatten()] = False
     order = torch.cat([is_event.nonzero().squeeze(1), places.flatten()])
-    joined = torch.cat([events, tokens.flatten(0, 1)])
-    return joined.new_zeros(joined.shape).index_copy(0, order, joined), longer
+    joined = torch.cat([events.tokens, tokens.flatten(0, 1)])
+    ages = torch.cat([events.ages_days, events.ages_days.new_zeros(num_requests * count)])
+    return Events(
+        joined.new_zeros(joined.shape).index_copy(0, order, joined),
+        longer,
+        ages.new_zeros(ages.shape).index_copy(0, order, ages),
+    )
 
 
 def _mlp(width: int, hidden: int, out: int) -> nn.Sequential:

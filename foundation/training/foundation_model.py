@@ -99,6 +99,7 @@ def build_trainer(job: FoundationJob, world: World, store: Store) -> Trainer:
         table_learning_rate=training.table_learning_rate,
         weight_decay=training.weight_decay,
         gradient_clip=training.gradient_clip,
+        matmul=getattr(torch, training.precision),
     )
     model = RECIPES[job.config.model.recipe](job.schema, job.config.model)
     positions = store.select(job.surfaces, end=job.cut)

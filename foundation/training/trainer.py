@@ -17,12 +17,17 @@ from foundation.parallel.world import World
 
 @dataclass(frozen=True, slots=True)
 class OptimizerConfig:
-    """Rates of the two optimizers: AdamW for the dense part, row-wise AdaGrad for the tables."""
+    """Rates of the two optimizers: AdamW for the dense part, row-wise AdaGrad for the tables; and of what precision.
+
+    Attributes:
+        matmul: matrix products of the model are in this type; all else is float32.
+    """
 
     dense_learning_rate: float
     table_learning_rate: float
     weight_decay: float = 0.0
     gradient_clip: float = 1.0
+    matmul: torch.dtype = torch.float32
 
 
 CLIPPED_APART = ".auxiliary."
@@ -58,7 +63,7 @@ class Trainer:
         Returns:
             (the model's outputs before it learned, the loss), both detached and still on the device.
         """
-        outputs = self.model(batch)
+        outputs = self._outputs(batch)
         loss = loss_of(outputs)
         self.dense_optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -80,9 +85,14 @@ class Trainer:
         """The model's outputs for a batch that is not learned from."""
         self.model.eval()
         with torch.no_grad():
-            outputs = self.model(batch)
+            outputs = self._outputs(batch)
         self.model.train()
         return outputs
+
+    def _outputs(self, batch: RequestTensors) -> Any:
+        low = self.rates.matmul != torch.float32
+        with torch.autocast(self.world.device.type, dtype=self.rates.matmul, enabled=low):
+            return self.model(batch)
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor a resumed run needs, by a flat name; loading into them in place restores the trainer."""

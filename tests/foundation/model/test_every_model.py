@@ -1,6 +1,7 @@
 """What every architecture must be: the same scores however requests and candidates are grouped and ordered."""
 
 from copy import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -73,3 +74,18 @@ def test_any_history_gives_finite_scores_and_gradients(trainer, request_of, batc
     assert exists[:, 0].all()
     assert all(parameter.grad.isfinite().all() for parameter in trainer.dense)
     assert all(value.isfinite().all() for value in trainer.model.module.embedding.collection.parameters())
+
+
+def test_bfloat16_products_score_nearly_the_same_and_keep_float32_logits(trainer, uneven, batched, monkeypatch):
+    batch = batched(uneven)
+    exact = trainer.score(batch)
+    monkeypatch.setattr(trainer, "rates", replace(trainer.rates, matmul=torch.bfloat16))
+    near = trainer.score(batch)
+    off = (near - exact).nan_to_num().abs()
+    assert near.dtype == torch.float32
+    assert 0 < off.max() < 0.4 * exact.nan_to_num().std(), "8 bits of each product, over a dozen layers"
+    assert near.isfinite().equal(exact.isfinite())
+    _, loss = trainer.step(batch, lambda out: masked_cross_entropy(out, batch.labels, torch.ones(2)))
+    assert loss.isfinite()
+    assert {parameter.grad.dtype for parameter in trainer.dense} == {torch.float32}
+    assert all(parameter.grad.isfinite().all() for parameter in trainer.dense)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foundation.model.gdpa import pointwise
+from foundation.model.history import Events
 from foundation.model.hstu import HstuLayer
 from foundation.model.interformer import (
     InterFormerLayer,
@@ -137,9 +138,12 @@ def test_edges_are_the_oldest_and_the_newest(lengths, first, last):
 def test_prepended_tokens_stand_before_the_events_of_their_request(lengths, count):
     events, tokens = drawn(sum(lengths), 2), drawn(len(lengths), count, 2, seed=2)
     pieces = events.split(lengths)
-    joined, offsets = prepend(tokens, events, offsets_of(lengths))
-    assert offsets.tolist() == offsets_of([length + count for length in lengths]).tolist()
-    assert_same(joined, torch.cat([part for pair in zip(tokens, pieces, strict=True) for part in pair]))
+    ages = torch.arange(1.0, 1 + sum(lengths), dtype=torch.float64)
+    joined = prepend(tokens, Events(events, offsets_of(lengths), ages))
+    none = torch.zeros(count, dtype=torch.float64)
+    assert_same(joined.ages_days, torch.cat([part for piece in ages.split(lengths) for part in (none, piece)]))
+    assert joined.offsets.tolist() == offsets_of([length + count for length in lengths]).tolist()
+    assert_same(joined.tokens, torch.cat([part for pair in zip(tokens, pieces, strict=True) for part in pair]))
 
 
 @pytest.mark.parametrize("form", PERSONAL)
