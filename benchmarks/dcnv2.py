@@ -123,28 +123,31 @@ def run_pass(rows: Rows, config: Dcnv2Config, *, cut: int, end: int | None = Non
 
     start_at_rates(network.out, labels[: rows.offsets[min(config.batch_requests, len(rows.positions))]])
 
-    def score(first: int, last: int) -> Tensor:
-        return network(ids[first:last].long(), numbers[first:last])
+    def score(chosen: slice | Tensor) -> Tensor:
+        return network(ids[chosen].long(), numbers[chosen])
 
     progressive = np.full((end, labels.shape[1]), np.nan, dtype=np.float32)
     frozen = progressive[:0]
     for step in steps_of(rows, config.batch_requests, end=end):
         if step.first <= cut < step.last:
             frozen = _frozen(score, cut, rows.num_rows)
-        outputs = score(step.first, step.last)
+        outputs = score(slice(step.first, step.last))
         progressive[step.first : step.last] = outputs.detach().numpy()
         losses: list[Tensor] = []
         for first, last, places in step.ripe:
-            logits = outputs if (first, last) == (step.first, step.last) else score(first, last)
-            losses.append(known_cross_entropy(logits[:, places], labels[first:last, places]))
+            if (first, last) == (step.first, step.last):
+                losses.append(known_cross_entropy(outputs[:, places], labels[first:last, places]))
+            else:
+                late = first + labels[first:last, places].isfinite().any(dim=1).nonzero().squeeze(1)
+                losses.append(known_cross_entropy(score(late)[:, places], labels[late][:, places]))
         if losses:
             learner.learn(torch.stack(losses).sum())
     return Pass(progressive, frozen)
 
 
-def _frozen(score: Callable[[int, int], Tensor], first: int, last: int) -> NDArray[np.float32]:
+def _frozen(score: Callable[[slice], Tensor], first: int, last: int) -> NDArray[np.float32]:
     with torch.no_grad():
-        pieces = [score(start, min(start + SCORING_ROWS, last)) for start in range(first, last, SCORING_ROWS)]
+        pieces = [score(slice(start, min(start + SCORING_ROWS, last))) for start in range(first, last, SCORING_ROWS)]
     return torch.cat(pieces).numpy()
 
 
