@@ -105,6 +105,11 @@ class TrainingConfig(Section):
     )
     dense_learning_rate: float = Field(default=1e-3, gt=0, description="AdamW, for everything but the tables.")
     table_learning_rate: float = Field(default=0.05, gt=0, description="Row-wise AdaGrad, for the tables.")
+    decay_steps: int | None = Field(
+        default=300,
+        ge=1,
+        description="Both learning rates fall as 1 / sqrt(1 + step / decay_steps); they stay if null.",
+    )
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay.")
     gradient_clip: float = Field(default=1.0, gt=0, description="Largest norm of the dense gradient.")
     precision: Literal["float32", "bfloat16"] = Field(

@@ -29,6 +29,7 @@ from foundation.soft_labels import SoftLabels, read_soft_labels
 from foundation.training.checkpoint import Identity, list_checkpoints, read_manifest
 from foundation.training.loss import masked_cross_entropy
 from foundation.training.prior import first_log_odds
+from foundation.training.rates import cooldown
 from foundation.training.stream import CheckpointPolicy, Progress, learn
 from foundation.training.trainer import OptimizerConfig, Trainer
 from foundation.training.visits import Visit, Visits
@@ -119,7 +120,7 @@ def train_student(job: StudentJob, progress: Progress | None = None) -> StudentR
                 loss_of=loss_of,
                 recorder=recorder,
                 policy=policy,
-                cooldown=job.placement.student.cooldown,
+                rate=cooldown(job.placement.student.cooldown),
                 progress=progress,
             )
         if soft_labels is not None:

@@ -30,6 +30,7 @@ from foundation.training.checkpoint import Identity, list_checkpoints, read_stat
 from foundation.training.labels import counted_labels
 from foundation.training.loss import masked_cross_entropy
 from foundation.training.prior import first_log_odds, number_sample
+from foundation.training.rates import constant, inverse_root
 from foundation.training.stream import CheckpointPolicy, Progress, StreamReport, learn
 from foundation.training.trainer import OptimizerConfig, Trainer
 from foundation.training.visits import Visit, Visits
@@ -177,6 +178,7 @@ def _train_until(
                 identity=identity,
                 always=at_cut.name if at_cut else None,
             ),
+            rate=inverse_root(training.decay_steps) if training.decay_steps else constant,
             progress=progress,
         )
     recorder.labels.flush()

@@ -14,6 +14,7 @@ from foundation.data.batch import RequestBatch
 from foundation.model.inputs import to_tensors
 from foundation.training import checkpoint as checkpoints
 from foundation.training.checkpoint import Identity
+from foundation.training.rates import Rate, constant
 from foundation.training.trainer import Trainer
 from foundation.training.visits import Visit, Visits
 
@@ -90,13 +91,10 @@ def learn(
     loss_of: Callable[[Visit, Any], Tensor],
     recorder: Recorder,
     policy: CheckpointPolicy,
-    cooldown: float = 0.0,
+    rate: Rate = constant,
     progress: Progress | None = None,
 ) -> StreamReport:
-    """Score and learn every visit once; go on from the newest checkpoint if there is one.
-
-    Over the last `cooldown` of the pass, in [0, 1], the learning rates fall linearly to zero: what the newest batches
-    happened to hold then weighs no more than the others.
+    """Score and learn every visit once, at learning rates as `rate` says; go on from the newest checkpoint, if any.
 
     Raises:
         MismatchError: the newest checkpoint belongs to another store, schema or run.
@@ -112,8 +110,7 @@ def learn(
         wait += time.perf_counter() - asked
         if visit is None:
             break
-        if cooldown and step >= (1 - cooldown) * total:
-            trainer.slow_down((total - step) / (cooldown * total))
+        trainer.slow_down(rate(step, total))
         tensors = to_tensors(visit.batch, trainer.world.device)
         outputs, loss = trainer.step(tensors, lambda out, v=visit: loss_of(v, out))
         step += 1

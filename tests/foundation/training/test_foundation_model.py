@@ -99,13 +99,14 @@ def test_scores_are_those_of_a_model_that_learned_the_earlier_batches_only(never
     with joined_world(1) as world:
         trainer = build_trainer(job, world, log.store)
         with visits_of(job, log.store, world) as visits:
-            for visit in islice(visits, 9):
+            for step, visit in enumerate(islice(visits, 9)):
                 tensors = to_tensors(visit.batch, world.device)
                 fresh = trainer.score(tensors).numpy()
                 if visit.is_first:
                     recorded = labels.of_rows(visit.batch.row_ids, np.full(visit.batch.num_candidates, 2**62))
                     np.testing.assert_array_equal(recorded, fresh, strict=True)
                 known = torch.from_numpy(visit.labels)
+                trainer.slow_down((1 + step / job.config.training.decay_steps) ** -0.5)
                 trainer.step(tensors, lambda out, known=known: masked_cross_entropy(out, known, weights))
                 assert not np.array_equal(trainer.score(tensors).numpy(), fresh, equal_nan=True)
 
