@@ -103,8 +103,8 @@ class TrainingConfig(Section):
     batch_requests: int = Field(
         default=128, ge=1, le=2**31 - 1, description="Requests a step, over all ranks together."
     )
-    dense_learning_rate: float = Field(default=1e-3, gt=0, description="AdamW, for everything but the tables.")
-    table_learning_rate: float = Field(default=0.05, gt=0, description="Row-wise AdaGrad, for the tables.")
+    dense_learning_rate: float = Field(default=2e-3, gt=0, description="AdamW, for everything but the tables.")
+    table_learning_rate: float = Field(default=0.1, gt=0, description="Row-wise AdaGrad, for the tables.")
     decay_steps: int | None = Field(
         default=300,
         ge=1,
