@@ -14,7 +14,8 @@ RECIPE_SIZES: dict[str, dict[str, Any]] = {
         "width": 16,
         "encoder_events": 32,
         "interaction_layers": 1,
-        "cross_layers": 1,
+        "cross_layers": 2,
+        "cross_rank": 64,
         "hidden": 128,
     },
     "dcnv2": {"width": 16},
@@ -71,7 +72,10 @@ class ModelConfig(Section):
     )
     interaction_layers: int = Field(default=2, ge=1, le=32, description="Wukong layers.")
     interaction_tokens: int = Field(default=8, ge=1, le=256, description="Tokens out of a factorisation machine block.")
-    cross_layers: int = Field(default=2, ge=0, le=32, description="Low-rank cross layers over all inputs.")
+    cross_layers: int = Field(default=3, ge=0, le=32, description="Cross layers over all inputs.")
+    cross_rank: int | None = Field(
+        default=None, ge=1, le=16384, description="Rank of a cross layer's matrix; a whole one if null."
+    )
     hidden: int = Field(default=256, ge=4, le=16384, description="Width of hidden layers.")
     sequence: bool = Field(default=True, description="Encode histories; without, only match signals look at them.")
     interleaving: bool = Field(
@@ -109,6 +113,11 @@ class TrainingConfig(Section):
         default=300,
         ge=1,
         description="Both learning rates fall as 1 / sqrt(1 + step / decay_steps); they stay if null.",
+    )
+    average_steps: int | None = Field(
+        default=100,
+        ge=1,
+        description="Scores are those of dense parameters averaged over about so many steps; of the newest if null.",
     )
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay.")
     gradient_clip: float = Field(default=1.0, gt=0, description="Largest norm of the dense gradient.")

@@ -81,13 +81,24 @@ class _Bench:
         labels = torch.as_tensor(settled_labels(batch, schema, self.job.until_us)).to(device)
         return lambda logits: masked_cross_entropy(logits, labels, weights)
 
+    def flops(self, count: FlopCount) -> int:
+        """What steps over all batches need."""
+        return count.step(scored_apart=self.trainer.averages)
+
+    def step(self, batch: RequestBatch, loss_of: Callable[[Any], Tensor]) -> None:
+        """Score a batch and learn from it, as training does."""
+        tensors = to_tensors(batch, self.world.device)
+        if self.trainer.averages:
+            self.trainer.score(tensors)
+        self.trainer.step(tensors, loss_of)
+
     def steps(self, batches: list[RequestBatch]) -> Callable[[], None]:
-        """Learn from every batch once."""
+        """Score and learn from every batch once."""
         prepared = [(batch, self.loss_of(batch)) for batch in batches]
 
         def run() -> None:
             for batch, loss_of in prepared:
-                self.trainer.step(to_tensors(batch, self.world.device), loss_of)
+                self.step(batch, loss_of)
 
         return run
 
@@ -158,10 +169,10 @@ def _floors(bench: _Bench, count: FlopCount) -> dict[str, Any]:
         "peak_size": peak.size,
         "threads": peak.threads,
         "memory_bytes_per_s": bandwidth,
-        "flops_per_row": count.training / bench.num_rows,
+        "flops_per_row": bench.flops(count) / bench.num_rows,
         "embedding_bytes_per_row": count.embedding_bytes / bench.num_rows,
         "reader_bytes_per_row": read_bytes / bench.num_rows,
-        "matmul_floor_s": count.training / steps / peak.flops_per_s,
+        "matmul_floor_s": bench.flops(count) / steps / peak.flops_per_s,
         "embedding_floor_s": EMBEDDING_PASSES * count.embedding_bytes / steps / bandwidth,
         "reader_floor_s": read_bytes / steps / bandwidth,
     }
@@ -211,14 +222,14 @@ def _step(bench: _Bench, count: FlopCount, peak: float, *, seconds: list[float])
     clock = StepClock(bench.model, bench.trainer.dense_optimizer, parts + around(parts, called))
     with clock.running():
         for batch in bench.batches:
-            bench.trainer.step(to_tensors(batch, bench.world.device), clock.timed_loss(bench.loss_of(batch)))
+            bench.step(batch, clock.timed_loss(bench.loss_of(batch)))
     total = sum(clock.seconds.values())
     return {
         "seconds": per_pass.median / len(bench.batches),
         "rows_per_s": asdict(Measured.of([rows / taken for taken in seconds])),
         "events_per_s": events / per_pass.median,
-        "useful_flops": count.training / len(bench.batches),
-        "e2e_mfu": count.training / per_pass.median / peak,
+        "useful_flops": bench.flops(count) / len(bench.batches),
+        "e2e_mfu": bench.flops(count) / per_pass.median / peak,
         "split": {name: taken / total for name, taken in sorted(clock.seconds.items(), key=lambda item: -item[1])},
         "peak_memory_bytes": _peak_memory(bench.world.device),
     }

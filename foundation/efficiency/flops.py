@@ -48,8 +48,12 @@ class FlopCount:
 
     @property
     def training(self) -> int:
-        """FLOPs of a step: forward and backward, no activation computed twice."""
+        """FLOPs of learning: forward and backward, no activation computed twice."""
         return FORWARD_AND_BACKWARD * self.total
+
+    def step(self, *, scored_apart: bool) -> int:
+        """FLOPs of a step: learning, and a forward pass more where scores come from averaged parameters."""
+        return self.training + (self.total if scored_apart else 0)
 
 
 class ZeroTokens(nn.Module):

@@ -8,7 +8,7 @@ import torch
 
 from foundation.data.reader import Reader
 from foundation.data.store import Store
-from foundation.efficiency.flops import counting_model, estimated_useful_flops
+from foundation.efficiency.flops import FORWARD_AND_BACKWARD, counting_model, estimated_useful_flops
 from foundation.efficiency.peak import matmul_peak
 from foundation.training.foundation_model import FoundationJob
 from foundation.training.stream import StreamReport
@@ -26,7 +26,8 @@ class PassEfficiency:
         data_wait_ratio: share of the time that the model waited for the reader, in [0, 1].
         useful_flops_per_row: forward and backward, without padding and without computing anything twice.
         peak_flops_per_s: of this machine's matrix products in float32, measured after the pass.
-        e2e_mfu: useful FLOPs a second over the peak, in [0, 1].
+        e2e_mfu: useful FLOPs a second over the peak, in [0, 1]; a forward pass that scores a row by averaged parameters
+            before it is learned is useful too.
     """
 
     rows_per_s: float
@@ -47,16 +48,17 @@ def pass_efficiency(job: FoundationJob, report: StreamReport) -> PassEfficiency:
         report: of this rank's pass.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    per_row, peak = training_flops_per_row(job), matmul_peak(device).flops_per_s
+    learning, peak = training_flops_per_row(job), matmul_peak(device).flops_per_s
     seconds = max(report.seconds, 1e-9)
-    rows_per_s = report.num_rows_learned / seconds
+    scoring = 0 if job.config.training.average_steps is None else learning / FORWARD_AND_BACKWARD
+    flops = learning * report.num_rows_learned + scoring * report.num_rows
     return PassEfficiency(
-        rows_per_s=rows_per_s,
+        rows_per_s=report.num_rows_learned / seconds,
         events_per_s=report.num_events / seconds,
         data_wait_ratio=report.data_wait_seconds / seconds,
-        useful_flops_per_row=per_row,
+        useful_flops_per_row=learning,
         peak_flops_per_s=peak,
-        e2e_mfu=per_row * rows_per_s / peak,
+        e2e_mfu=flops / seconds / peak,
     )
 
 

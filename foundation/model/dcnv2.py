@@ -1,4 +1,4 @@
-"""A ranker without history, for comparison: low-rank cross network beside an MLP, in the same frame as the others."""
+"""A ranker without history, for comparison: cross network beside an MLP, in the same frame as the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from foundation.config import ModelConfig
 from foundation.data.schema import Schema, ids_of, numbers_of
-from foundation.model.cross import LowRankCross
+from foundation.model.cross import CrossLayer
 from foundation.model.embedding import TokenEmbedding
 from foundation.model.heads import SurfaceObjectiveHeads
 from foundation.model.inputs import RequestTensors
@@ -20,8 +20,8 @@ from foundation.model.split import SplitLinear
 class Dcnv2Model(nn.Module):
     """Logits of every candidate and objective from ids and numbers of the request and the candidate alone.
 
-    The cross network and the MLP read the same inputs side by side, and the heads read both. Sizes: `cross_layers` of
-    rank `hidden / 4`, an MLP of `hidden` and `hidden / 2`; the sizes of sequences do not matter.
+    The cross network and the MLP read the same inputs side by side, and the heads read both. Sizes: `cross_layers`
+    of `cross_rank`, an MLP of `hidden` and `hidden / 2`; the sizes of sequences do not matter.
 
     Source: DCN-V2 (arXiv 2008.13535), parallel structure. Ours: the request's half of the MLP's first layer is computed
     once a request.
@@ -35,8 +35,8 @@ class Dcnv2Model(nn.Module):
         self.candidate_keys = [f"candidate.{feature.name}" for feature in ids_of(candidate)]
         request_width = len(self.request_keys) * config.width + len(numbers_of(request))
         candidate_width = len(self.candidate_keys) * config.width + len(numbers_of(candidate))
-        width, rank = candidate_width + request_width, config.hidden // 4
-        self.cross = nn.ModuleList(LowRankCross(width, rank) for _ in range(config.cross_layers))
+        width = candidate_width + request_width
+        self.cross = nn.ModuleList(CrossLayer(width, config.cross_rank) for _ in range(config.cross_layers))
         self.first = SplitLinear(candidate_width, request_width, config.hidden)
         self.second = nn.Linear(config.hidden, config.hidden // 2)
         self.heads = SurfaceObjectiveHeads(schema, width + config.hidden // 2)

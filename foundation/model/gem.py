@@ -6,12 +6,12 @@ once a request:
 once a candidate:
     ids, numbers, history matches, attention on the events → candidate tokens
     [request tokens ; candidate tokens] → Wukong ─────┐
-    all inputs → cross layers ────────────────────────┴→ trunk with surface gates → heads
+    ids and numbers of both, answers, matches ────────┴→ trunk of cross and hidden layers, surface gates → heads
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from foundation.config import ModelConfig
 from foundation.data.schema import SURFACE, Schema, ids_of, numbers_of
 from foundation.kernels.activation import Pointwise
-from foundation.model.cross import LowRankCross
+from foundation.model.cross import CrossLayer
 from foundation.model.embedding import TokenEmbedding
 from foundation.model.gates import SurfaceExperts, SurfaceGate
 from foundation.model.gdpa import pointwise
@@ -51,7 +51,6 @@ SEEDS_OF_HIERARCHY = 8
 NUM_SUMMARY = 4
 NUMBER_TOKENS = 4
 MATCH_TOKENS = 2
-CROSS_RANK = 64
 GATE_HIDDEN = 32
 
 
@@ -68,16 +67,30 @@ class GemModel(nn.Module):
         self.encoder_events = config.encoder_events
         self.embedding = TokenEmbedding(schema, self.logs, config.width)
         self.request = RequestSide(schema, config)
-        self.candidate = CandidateSide(schema, config, num_histories=self.request.num_histories)
+        self.candidate = CandidateSide(schema, config, self.request)
         self.heads = SurfaceObjectiveHeads(schema, config.hidden)
 
     def forward(self, batch: RequestTensors) -> Tensor:
         """[C, K] logits; NaN where the (surface, objective) pair does not exist."""
         read = {log: restricted(batch.histories[log], self.encoder_events) for log in self.logs}
         embedded = self.embedding(replace(batch, histories=read))
-        of_request, histories = self.request(embedded, batch, read)
-        hidden = self.candidate(embedded, batch, of_request, histories)
+        hidden = self.candidate(embedded, batch, self.request(embedded, batch, read))
         return self.heads(hidden, batch.surfaces[batch.request_of_candidate])
+
+
+@dataclass(frozen=True, slots=True)
+class OfRequests:
+    """What candidates are told of their requests.
+
+    Attributes:
+        tokens: [B, n, D], after the rounds.
+        inputs: [B, I] ids and numbers as they came.
+        histories: encoded: one a log, or one of all.
+    """
+
+    tokens: Tensor
+    inputs: Tensor
+    histories: list[Events]
 
 
 class RequestSide(nn.Module):
@@ -93,6 +106,7 @@ class RequestSide(nn.Module):
         self.merge = config.histories == "merged"
         self.num_histories = min(1, len(logs)) if self.merge else len(logs)
         self.cls = nn.Parameter(torch.randn(config.cls_tokens, width) * 0.05) if config.cls_tokens else None
+        self.inputs_width = len(self.keys) * width + self.numbers.width
         self.keep = not config.checkpoint_activations
 
         rounds, tokens = [], len(self.keys) + self.numbers.num_tokens
@@ -105,11 +119,11 @@ class RequestSide(nn.Module):
 
     def forward(
         self, embedded: dict[str, Tensor], batch: RequestTensors, read: dict[str, HistoryTensors]
-    ) -> tuple[Tensor, list[Events]]:
-        """[B, n, D] request tokens, and the encoded histories: one a log, or one of all."""
-        x = torch.cat(
-            [torch.stack([embedded[key] for key in self.keys], dim=1), self.numbers.tokens(batch.numbers)], dim=1
-        )
+    ) -> OfRequests:
+        """Embeddings by feature key, the batch, and its histories as the encoder reads them."""
+        ids = torch.stack([embedded[key] for key in self.keys], dim=1)
+        numbers = self.numbers.encode(batch.numbers)
+        x = torch.cat([ids, self.numbers.tokens_of(numbers)], dim=1)
         histories: list[Events] = [self.events[log](embedded, read[log]) for log in read]
         if self.merge and histories:
             histories = [merged(histories)]
@@ -123,14 +137,16 @@ class RequestSide(nn.Module):
                 layer, x, events.tokens, events.offsets, seen[at], events.ages_days, keep=self.keep
             )
             histories[at] = replace(events, tokens=tokens)
-        return x if self.alone is None else self.alone(x), histories
+        tokens = x if self.alone is None else self.alone(x)
+        return OfRequests(tokens, torch.cat([ids.flatten(1), numbers], dim=1), histories)
 
 
 class CandidateSide(nn.Module):
     """What depends on a candidate: its tokens meet the request's, then cross layers and the gated trunk."""
 
-    def __init__(self, schema: Schema, config: ModelConfig, *, num_histories: int) -> None:
+    def __init__(self, schema: Schema, config: ModelConfig, request: RequestSide) -> None:
         super().__init__()
+        num_histories = request.num_histories
         features, width, hidden = schema.candidate_features(), config.width, config.hidden
         self.keys = [f"candidate.{feature.name}" for feature in ids_of(features)]
         self.num_fields = len(ids_of(schema.item_features()))
@@ -154,35 +170,35 @@ class CandidateSide(nn.Module):
         ]
         self.interaction = nn.Sequential(*layers)
         self.trunk = Trunk(
-            request_tokens * width + beside, tokens * width + beside, config, num_surfaces=len(schema.surfaces)
+            request_tokens * width + beside,
+            request.inputs_width + (len(self.keys) + num_histories) * width + beside,
+            config,
+            num_surfaces=len(schema.surfaces),
         )
         self.keep = not config.checkpoint_activations
 
-    def forward(
-        self, embedded: dict[str, Tensor], batch: RequestTensors, of_request: Tensor, histories: list[Events]
-    ) -> Tensor:
+    def forward(self, embedded: dict[str, Tensor], batch: RequestTensors, request: OfRequests) -> Tensor:
         """[C, hidden]."""
         owner = batch.request_of_candidate
         ids = [embedded[key] for key in self.keys]
         query = self.query(torch.cat(ids, dim=1))
         answers = [
             attention(query, events.tokens, batch.candidate_offsets, events.offsets)
-            for attention, events in zip(self.attention, histories, strict=True)
+            for attention, events in zip(self.attention, request.histories, strict=True)
         ]
         numbers = self.numbers.encode(batch.candidate_numbers)
-        tokens = [torch.stack([*ids, *answers], dim=1), self.numbers.tokens_of(numbers)]
-        beside = [numbers]
+        own = torch.stack([*ids, *answers], dim=1)
+        tokens, beside = [own, self.numbers.tokens_of(numbers)], [numbers]
         if self.match is not None:
             signals = self._signals(batch)
             tokens.append(self.match(signals).unflatten(1, (MATCH_TOKENS, -1)))
             beside.append(signals)
-        x = torch.cat([of_request.index_select(0, owner), *tokens], dim=1)
+        x = torch.cat([request.tokens.index_select(0, owner), *tokens], dim=1)
         interacted = run(self.interaction, x, keep=self.keep)
         surface = embedded[f"request.{SURFACE}"].index_select(0, owner)
-        beside = torch.cat(beside, dim=1)
         return self.trunk(
-            torch.cat([interacted.flatten(1), beside], dim=1),
-            torch.cat([x.flatten(1), beside], dim=1),
+            torch.cat([interacted.flatten(1), *beside], dim=1),
+            torch.cat([request.inputs.index_select(0, owner), own.flatten(1), *beside], dim=1),
             surface,
             batch.surfaces[owner],
         )
@@ -217,7 +233,7 @@ class Trunk(nn.Module):
             else nn.Linear(width, hidden)
         )
         self.second = nn.Linear(hidden, hidden)
-        self.cross = nn.ModuleList(LowRankCross(inputs, CROSS_RANK) for _ in range(config.cross_layers))
+        self.cross = nn.ModuleList(CrossLayer(inputs, config.cross_rank) for _ in range(config.cross_layers))
         self.crossed = nn.Linear(inputs, hidden) if config.cross_layers else None
         self.gates = nn.ModuleList(
             SurfaceGate(config.width, hidden, hidden=GATE_HIDDEN) for _ in range(2 if config.gates else 0)
@@ -259,10 +275,6 @@ class NumberTokens(nn.Module):
         if self.to_tokens is None:
             return encoded.new_zeros((len(encoded), 0, self.token_width))
         return self.to_tokens(encoded).unflatten(1, (self.num_tokens, -1))
-
-    def tokens(self, numbers: Tensor) -> Tensor:
-        """[N, F] → [N, `num_tokens`, D]."""
-        return self.tokens_of(self.encode(numbers))
 
 
 def run(layer: nn.Module, *inputs: Tensor | None, keep: bool) -> Any:

@@ -12,11 +12,10 @@ from foundation.model.conditional import compose, products_of
 class SurfaceObjectiveHeads(nn.Module):
     """A linear head for each pair; a pair that does not exist gives NaN, which every loss and metric masks.
 
-    Each head is the objective's linear map, plus the log odds by which the surface differs, from zero on: a surface with
-    few rows begins where all surfaces together stand. What else a surface has of its own, the trunk before it has by the
-    surface's token and gates. Weights of its own here cost more than they gave: Adam moves each by the same step however
-    rare the objective, so that most of what they learned of rare ones was noise (AUC of `coupon` on Complete Journey,
-    progressive over a quarter of the log, with gates and these weights .859, without .877).
+    Each head is the objective's linear map, plus the log odds by which the surface differs, from zero on: a surface
+    with few rows begins where all surfaces together stand. What else a surface has of its own, the trunk before it has
+    by the surface's token and gates. Weights of its own here cost more than they gave: Adam moves each by the same step
+    however rare the objective, so that what they learned of a rare one was mostly noise.
     """
 
     exists: Tensor

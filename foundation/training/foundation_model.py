@@ -101,6 +101,7 @@ def build_trainer(job: FoundationJob, world: World, store: Store) -> Trainer:
         weight_decay=training.weight_decay,
         gradient_clip=training.gradient_clip,
         matmul=getattr(torch, training.precision),
+        average_steps=training.average_steps,
     )
     model = RECIPES[job.config.model.recipe](job.schema, job.config.model)
     positions = store.select(job.surfaces, end=job.cut)

@@ -17,10 +17,11 @@ from foundation.parallel.world import World
 
 @dataclass(frozen=True, slots=True)
 class OptimizerConfig:
-    """Rates of the two optimizers: AdamW for the dense part, row-wise AdaGrad for the tables; and of what precision.
+    """Rates of the two optimizers, AdamW for the dense part and row-wise AdaGrad for the tables; precision, averaging.
 
     Attributes:
         matmul: matrix products of the model are in this type; all else is float32.
+        average_steps: scores are those of dense parameters averaged over about so many steps; None: of the newest.
     """
 
     dense_learning_rate: float
@@ -28,6 +29,7 @@ class OptimizerConfig:
     weight_decay: float = 0.0
     gradient_clip: float = 1.0
     matmul: torch.dtype = torch.float32
+    average_steps: int | None = None
 
 
 CLIPPED_APART = ".auxiliary."
@@ -52,6 +54,14 @@ class Trainer:
         self.dense_optimizer = torch.optim.AdamW(
             self.dense, lr=config.dense_learning_rate, weight_decay=config.weight_decay
         )
+        averages = config.average_steps is not None
+        self._average = [parameter.detach().clone() for parameter in self.dense] if averages else []
+        self._num_averaged = torch.tensor(0.0)
+
+    @property
+    def averages(self) -> bool:
+        """Whether scores come from averaged parameters, so that those of `step` are not the ones to keep."""
+        return self.rates.average_steps is not None
 
     def step(self, batch: RequestTensors, loss_of: Callable[[Any], Tensor]) -> tuple[Any, Tensor]:
         """Score `batch`, then learn from it.
@@ -61,7 +71,7 @@ class Trainer:
             loss_of: the model's outputs → scalar loss.
 
         Returns:
-            (the model's outputs before it learned, the loss), both detached and still on the device.
+            (the outputs of the newest parameters before they learned, the loss), both detached, on the device.
         """
         outputs = self._outputs(batch)
         loss = loss_of(outputs)
@@ -70,6 +80,8 @@ class Trainer:
         for parameters in self._clipped:
             nn.utils.clip_grad_norm_(parameters, self.gradient_clip)
         self.dense_optimizer.step()
+        if self.averages:
+            self._take_into_average()
         return outputs, loss.detach()
 
     def slow_down(self, factor: float) -> None:
@@ -82,12 +94,31 @@ class Trainer:
         self.model.fused_optimizer.step()
 
     def score(self, batch: RequestTensors) -> Any:
-        """The model's outputs for a batch that is not learned from."""
+        """The model's outputs for a batch, by the averaged parameters where there are some; nothing is learned."""
         self.model.eval()
         with torch.no_grad():
+            self._swap()
             outputs = self._outputs(batch)
+            self._swap()
         self.model.train()
         return outputs
+
+    def _take_into_average(self) -> None:
+        """All steps weigh the same until there are `average_steps` of them, then each 1 / `average_steps`.
+
+        Source: averaging of iterates (Polyak and Juditsky, 1992), with a horizon so that it follows a drift. The tables
+        are not averaged: a step changes few of their rows, and AdaGrad has their rates fall by itself.
+        """
+        self._num_averaged += 1
+        share = 1 / min(float(self._num_averaged), self.rates.average_steps or 1)
+        with torch.no_grad():
+            for average, parameter in zip(self._average, self.dense, strict=True):
+                average.lerp_(parameter, share)
+
+    def _swap(self) -> None:
+        """Newest for averaged parameters, and back."""
+        for parameter, other in zip(self.dense, self._average, strict=False):
+            parameter.data, other.data = other.data, parameter.data
 
     def _outputs(self, batch: RequestTensors) -> Any:
         low = self.rates.matmul != torch.float32
@@ -103,6 +134,9 @@ class Trainer:
         for parameter in self.dense:
             for name, value in self._dense_state(parameter).items():
                 named[f"dense_optimizer.{names[id(parameter)]}.{name}"] = value
+        if self.averages:
+            named |= {f"average.{names[id(p)]}": average for p, average in zip(self.dense, self._average, strict=True)}
+            named["average_steps"] = self._num_averaged
         return named
 
     def _dense_state(self, parameter: Tensor) -> dict[str, Tensor]:

@@ -23,7 +23,8 @@ def test_measures_of_a_pass_follow_from_its_counts_and_times(tiny_teacher, monke
     )
     found = measures.pass_efficiency(job, report)
     assert (found.rows_per_s, found.events_per_s, found.data_wait_ratio) == (50, 250, 0.25)
-    assert found.e2e_mfu == pytest.approx(found.useful_flops_per_row * 50 / 1e9)
+    learned_and_scored = 200 + 150 / 3
+    assert found.e2e_mfu == pytest.approx(found.useful_flops_per_row * learned_and_scored / 4 / 1e9)
 
 
 def test_flops_a_row_are_of_the_batch_in_the_middle(tiny_teacher):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from foundation.config import ModelConfig
-from foundation.model.cross import LowRankCross
+from foundation.model.cross import CrossLayer
 from foundation.model.dcnv2 import Dcnv2Model
 from foundation.model.din import DinModel, DotUnit, HistoryInterest, MlpUnit
 from foundation.model.inputs import HistoryTensors
@@ -43,10 +43,12 @@ def test_a_split_layer_is_the_layer_over_both_halves():
     assert_same(layer(candidates, requests, owner), expected, FLOAT64)
 
 
-def test_a_cross_layer_is_its_formula():
-    layer, x0, x = made(LowRankCross(5, 2)), drawn(3, 5), drawn(3, 5, seed=2)
-    weight = numpy_of(layer.up.weight) @ numpy_of(layer.down.weight)
-    rows = [a * (weight @ b + numpy_of(layer.up.bias)) + b for a, b in zip(x0.numpy(), x.numpy(), strict=True)]
+@pytest.mark.parametrize("rank", [None, 2])
+def test_a_cross_layer_is_its_formula(rank):
+    layer, x0, x = made(CrossLayer(5, rank)), drawn(3, 5), drawn(3, 5, seed=2)
+    last = layer.mix if rank is None else layer.mix[1]
+    weight = numpy_of(last.weight) if rank is None else numpy_of(last.weight) @ numpy_of(layer.mix[0].weight)
+    rows = [a * (weight @ b + numpy_of(last.bias)) + b for a, b in zip(x0.numpy(), x.numpy(), strict=True)]
     assert_same(layer(x0, x).detach(), torch.from_numpy(np.stack(rows)), FLOAT64)
     assert torch.autograd.gradcheck(lambda a, b, *_: layer(a, b), (x0.requires_grad_(), x, *layer.parameters()))
 
