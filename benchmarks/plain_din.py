@@ -165,6 +165,7 @@ def compare_din(
     events = min([EVENTS, *(log.limit for log in schema.data.events.values())])
     overrides = [*overrides, f"foundation.model={{recipe: din, encoder_events: {events}}}"]
     overrides += [f"foundation.training.threads={threads}", "foundation.training.checkpoint_every=1000000000"]
+    overrides += ["foundation.training.average_steps=null", "foundation.training.decay_steps=null"]  # as the plain one
     overrides += [f"objectives.{name}.delay=PT0S" for name, one in schema.objectives.items() if one.delay]
     loaded = load_project(path, overrides)
     space, project = Workspace(loaded), loaded.project

@@ -11,15 +11,14 @@ from foundation.data.schema import Section
 RECIPE_SIZES: dict[str, dict[str, Any]] = {
     "gem": {},
     "fast": {
-        "width": 16,
         "encoder_events": 32,
         "interaction_layers": 1,
         "cross_layers": 2,
         "cross_rank": 64,
         "hidden": 128,
     },
-    "dcnv2": {"width": 16},
-    "din": {"width": 16, "encoder_events": 50},
+    "dcnv2": {},
+    "din": {"encoder_events": 50},
 }
 """What a recipe sets where the project file says nothing; all else is the field's own default."""
 
@@ -32,7 +31,7 @@ class ModelConfig(Section):
         description="Architecture and its sizes, by name in `foundation/model/recipes.py`: `gem`, the same but smaller "
         "(`fast`), or one to compare with (`dcnv2` without history, `din`).",
     )
-    width: int = Field(default=32, ge=4, le=1024, multiple_of=4, description="Width of every embedding and token.")
+    width: int = Field(default=16, ge=4, le=1024, multiple_of=4, description="Width of every embedding and token.")
     encoder_events: int = Field(
         default=64, ge=1, le=16384, description="Newest events of a history that the sequence encoder reads."
     )
@@ -115,7 +114,7 @@ class TrainingConfig(Section):
         description="Both learning rates fall as 1 / sqrt(1 + step / decay_steps); they stay if null.",
     )
     average_steps: int | None = Field(
-        default=100,
+        default=30,
         ge=1,
         description="Scores are those of dense parameters averaged over about so many steps; of the newest if null.",
     )

@@ -172,8 +172,9 @@ def test_learned_uncertainties_are_part_of_the_model_and_its_checkpoints(tmp_pat
     uncertainties = np.frombuffer(snapshot(tmp_path).tensors[name][2], dtype=np.float32)
     assert len(uncertainties) == 3
     assert np.all(uncertainties != 0)
-    assert added == {name} | {
-        f"dense_optimizer.{name.removeprefix('model.')}.{part}" for part in ("step", "exp_avg", "exp_avg_sq")
+    parameter = name.removeprefix("model.")
+    assert added == {name, f"average.{parameter}"} | {
+        f"dense_optimizer.{parameter}.{part}" for part in ("step", "exp_avg", "exp_avg_sq")
     }
 
 
