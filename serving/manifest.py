@@ -13,7 +13,7 @@ from serving.gate.policy import Budget
 from serving.ids import IdSpace
 from serving.numbers import NumberRule
 
-FORMAT = 1
+FORMAT = 2
 MODEL_FILE = "model.onnx"
 MANIFEST_FILE = "manifest.json"
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -92,7 +92,7 @@ class Manifest(Part):
     Graph output: `probabilities` [N, K] float32, objectives in order.
     """
 
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     placement: str
     surface: str
     objectives: tuple[str, ...]

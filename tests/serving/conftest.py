@@ -105,7 +105,7 @@ def make_graph(weights, last="Sigmoid"):
 def make_manifest(folder):
     files = [path for path in sorted(folder.iterdir()) if path.name != "manifest.json"]
     return {
-        "format": 1,
+        "format": 2,
         "placement": "home_clicks",
         "surface": "home",
         "objectives": OBJECTIVES,

@@ -77,7 +77,7 @@ def test_every_damaged_file_is_listed(folder):
 
 
 def test_a_manifest_from_the_future_is_refused_with_a_remedy(folder):
-    edit_manifest(folder, lambda manifest: manifest.update(format=2, something_new=[]))
+    edit_manifest(folder, lambda manifest: manifest.update(format=3, something_new=[]))
     (problem,) = refused(folder)
     assert "newer" in problem.got
     assert "Upgrade" in problem.remedy
