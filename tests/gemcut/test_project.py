@@ -296,7 +296,12 @@ SECTIONS = {
         "foundation.training.seed",
         f"{2**63 - 1} {2**63}",
     ),
-    "heads": ("name: shop", "name: shop\nfoundation: {model: {heads: 3, width: 32}}", "foundation.model.heads", "divisor 3 32"),
+    "heads": (
+        "name: shop",
+        "name: shop\nfoundation: {model: {heads: 3, width: 32}}",
+        "foundation.model.heads",
+        "divisor 3 32",
+    ),
     "budget": (
         "rate_per_s: 100",
         "rate_per_s: 100, max_duration_s: 2",
