@@ -46,7 +46,7 @@ class CheckpointManifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Literal[2] = 2
+    format: Literal[2]  # without a default: the first checkpoints had none
     step: int
     identity: Identity
     files: dict[str, FileDigest]
@@ -72,7 +72,7 @@ def save_checkpoint(
         dist.barrier()
         write_json(stage / STATE_FILE, state)
         files = digests_of(stage, exclude=(MANIFEST_FILE,))
-        manifest = CheckpointManifest(step=step, identity=identity, files=files)
+        manifest = CheckpointManifest(format=2, step=step, identity=identity, files=files)
         write_json(stage / MANIFEST_FILE, manifest.model_dump(mode="json"))
     dist.barrier()
 

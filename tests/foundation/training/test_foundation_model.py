@@ -1,5 +1,6 @@
 """Training on a small log: what it leaves, and that stopping it changes nothing."""
 
+import json
 import shutil
 import signal
 from collections import Counter
@@ -269,6 +270,15 @@ def test_a_damaged_checkpoint_is_refused(copied, job_of, file, how):
 
 def test_a_malformed_checkpoint_manifest_is_refused(copied, job_of):
     (copied / "checkpoints" / "step-00000026" / "manifest.json").write_bytes(b"{}")
+    with pytest.raises(MismatchError, match="a checkpoint manifest"):
+        train(job_of(copied))
+
+
+def test_a_checkpoint_of_the_first_format_is_refused_which_had_no_number(copied, job_of):
+    path = copied / "checkpoints" / "step-00000026" / "manifest.json"
+    content = json.loads(path.read_bytes())
+    assert content.pop("format") == 2
+    path.write_text(json.dumps(content))
     with pytest.raises(MismatchError, match="a checkpoint manifest"):
         train(job_of(copied))
 
