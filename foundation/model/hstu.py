@@ -34,7 +34,8 @@ class HstuLayer(nn.Module):
         """[T, D] events, [B + 1] int64 offsets of the histories, [T] ages if there is a rotary → [T, D]."""
         u, *vqk = functional.silu(self.uvqk(self.norm(x))).chunk(4, dim=1)
         v, q, k = (part.unflatten(1, (self.heads, -1)) for part in vqk)
-        if self.rotary is not None and ages_days is not None:
+        if self.rotary is not None:
+            assert ages_days is not None, "a rotary turns by the events' ages"
             phases = self.rotary.phases(offsets, ages_days)
             q, k = self.rotary(q, phases), self.rotary(k, phases)
         attended = gdpa(q, k, v, offsets, offsets, form=self.form)
