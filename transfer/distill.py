@@ -31,7 +31,7 @@ from foundation.training.loss import masked_cross_entropy
 from foundation.training.prior import first_log_odds
 from foundation.training.rates import cooldown
 from foundation.training.stream import CheckpointPolicy, Progress, learn
-from foundation.training.trainer import OptimizerConfig, Trainer
+from foundation.training.trainer import Trainer, TrainerConfig
 from foundation.training.visits import Visit, Visits
 from serving.errors import Problem, UserError
 from transfer.config import Placement
@@ -158,7 +158,7 @@ def build_student(job: StudentJob, world: World, store: Store) -> Trainer:
     log_odds = first_log_odds(store, job.schema, positions, job.until_us, objectives=objectives)
     with torch.no_grad():
         model.network.head.bias.copy_(log_odds[_places(job)])
-    return Trainer(model, world, OptimizerConfig(student.dense_learning_rate, student.table_learning_rate))
+    return Trainer(model, world, TrainerConfig(student.dense_learning_rate, student.table_learning_rate))
 
 
 def student_identity(job: StudentJob, store: Store) -> str:

@@ -85,20 +85,13 @@ class _Bench:
         """What steps over all batches need."""
         return count.step(scored_apart=self.trainer.averages)
 
-    def step(self, batch: RequestBatch, loss_of: Callable[[Any], Tensor]) -> None:
-        """Score a batch and learn from it, as training does."""
-        tensors = to_tensors(batch, self.world.device)
-        if self.trainer.averages:
-            self.trainer.score(tensors)
-        self.trainer.step(tensors, loss_of)
-
     def steps(self, batches: list[RequestBatch]) -> Callable[[], None]:
         """Score and learn from every batch once."""
         prepared = [(batch, self.loss_of(batch)) for batch in batches]
 
         def run() -> None:
             for batch, loss_of in prepared:
-                self.step(batch, loss_of)
+                self.trainer.step(to_tensors(batch, self.world.device), loss_of)
 
         return run
 
@@ -222,7 +215,7 @@ def _step(bench: _Bench, count: FlopCount, peak: float, *, seconds: list[float])
     clock = StepClock(bench.model, bench.trainer.dense_optimizer, parts + around(parts, called))
     with clock.running():
         for batch in bench.batches:
-            bench.step(batch, clock.timed_loss(bench.loss_of(batch)))
+            bench.trainer.step(to_tensors(batch, bench.world.device), clock.timed_loss(bench.loss_of(batch)))
     total = sum(clock.seconds.values())
     return {
         "seconds": per_pass.median / len(bench.batches),

@@ -32,7 +32,7 @@ from foundation.training.loss import masked_cross_entropy
 from foundation.training.prior import first_log_odds, number_sample
 from foundation.training.rates import constant, inverse_root
 from foundation.training.stream import CheckpointPolicy, Progress, StreamReport, learn
-from foundation.training.trainer import OptimizerConfig, Trainer
+from foundation.training.trainer import Trainer, TrainerConfig
 from foundation.training.visits import Visit, Visits
 from serving.errors import Problem, UserError
 
@@ -95,7 +95,7 @@ def build_trainer(job: FoundationJob, world: World, store: Store) -> Trainer:
     """The model of the job's recipe with its first parameters, spread over the ranks."""
     torch.manual_seed(job.config.training.seed)
     training = job.config.training
-    rates = OptimizerConfig(
+    config = TrainerConfig(
         dense_learning_rate=training.dense_learning_rate,
         table_learning_rate=training.table_learning_rate,
         weight_decay=training.weight_decay,
@@ -114,7 +114,7 @@ def build_trainer(job: FoundationJob, world: World, store: Store) -> Trainer:
                 module.learn_uncertainties()
         elif isinstance(module, NumberEncoding):
             module.fit(of_request if module.group == "request" else of_candidate)
-    return Trainer(model, world, rates)
+    return Trainer(model, world, config)
 
 
 def train_foundation(job: FoundationJob, progress: Progress | None = None) -> FoundationReport:

@@ -112,13 +112,12 @@ def learn(
             break
         trainer.slow_down(rate(step, total))
         tensors = to_tensors(visit.batch, trainer.world.device)
-        scored = trainer.score(tensors) if visit.is_first and trainer.averages else None
-        outputs, loss = trainer.step(tensors, lambda out, v=visit: loss_of(v, out))
+        outputs, loss = trainer.step(tensors, lambda out, v=visit: loss_of(v, out), scored=visit.is_first)
         step += 1
         num_rows_learned += visit.batch.num_candidates
         num_events += visit.batch.num_events
         if visit.is_first:
-            recorder.record(visit.batch, outputs if scored is None else scored, loss)
+            recorder.record(visit.batch, outputs, loss)
             num_rows += visit.batch.num_candidates
         if step % policy.every_steps == 0:
             _save(trainer, visits, recorder, policy, step)

@@ -16,7 +16,7 @@ from foundation.parallel.world import World
 
 
 @dataclass(frozen=True, slots=True)
-class OptimizerConfig:
+class TrainerConfig:
     """Rates of the two optimizers, AdamW for the dense part and row-wise AdaGrad for the tables; precision, averaging.
 
     Attributes:
@@ -40,10 +40,9 @@ by way of the clipped norm either."""
 class Trainer:
     """Owns a sharded model and its optimizers."""
 
-    def __init__(self, model: nn.Module, world: World, config: OptimizerConfig) -> None:
+    def __init__(self, model: nn.Module, world: World, config: TrainerConfig) -> None:
         self.world = world
-        self.rates = config
-        self.gradient_clip = config.gradient_clip
+        self.config = config
         self.model: DistributedModelParallel = shard(model, world, table_learning_rate=config.table_learning_rate)
         named = [(name, p) for name, p in self.model.named_parameters() if ".collection." not in name]
         self.dense = [parameter for _, parameter in named]
@@ -60,36 +59,41 @@ class Trainer:
 
     @property
     def averages(self) -> bool:
-        """Whether scores come from averaged parameters, so that those of `step` are not the ones to keep."""
-        return self.rates.average_steps is not None
+        """Whether scores come from averaged parameters, by a forward pass of their own."""
+        return self.config.average_steps is not None
 
-    def step(self, batch: RequestTensors, loss_of: Callable[[Any], Tensor]) -> tuple[Any, Tensor]:
+    def step(
+        self, batch: RequestTensors, loss_of: Callable[[Any], Tensor], *, scored: bool = True
+    ) -> tuple[Any, Tensor]:
         """Score `batch`, then learn from it.
 
         Args:
             batch: on the world's device.
-            loss_of: the model's outputs → scalar loss.
+            loss_of: the outputs of the newest parameters → scalar loss.
+            scored: whether the scores are wanted; those of averaged parameters are not made otherwise.
 
         Returns:
-            (the outputs of the newest parameters before they learned, the loss), both detached, on the device.
+            (what `score` would have said before, or where not wanted the outputs that were learned from; the loss,
+            detached), on the device.
         """
+        scores = self.score(batch) if scored and self.averages else None
         outputs = self._outputs(batch)
         loss = loss_of(outputs)
         self.dense_optimizer.zero_grad(set_to_none=True)
         loss.backward()
         for parameters in self._clipped:
-            nn.utils.clip_grad_norm_(parameters, self.gradient_clip)
+            nn.utils.clip_grad_norm_(parameters, self.config.gradient_clip)
         self.dense_optimizer.step()
         if self.averages:
             self._take_into_average()
-        return outputs, loss.detach()
+        return outputs if scores is None else scores, loss.detach()
 
     def slow_down(self, factor: float) -> None:
         """Multiply both configured learning rates by `factor`, in [0, 1], from the next step on."""
         for group in self.dense_optimizer.param_groups:
-            group["lr"] = self.rates.dense_learning_rate * factor
+            group["lr"] = self.config.dense_learning_rate * factor
         for group in self.model.fused_optimizer.param_groups:
-            group["lr"] = self.rates.table_learning_rate * factor  # pyright: ignore[reportIndexIssue]
+            group["lr"] = self.config.table_learning_rate * factor  # pyright: ignore[reportIndexIssue]
         # The fused kernels read their rate when their optimizer "steps"; the update itself is part of the backward.
         self.model.fused_optimizer.step()
 
@@ -110,7 +114,7 @@ class Trainer:
         are not averaged: a step changes few of their rows, and AdaGrad has their rates fall by itself.
         """
         self._num_averaged += 1
-        share = 1 / min(float(self._num_averaged), self.rates.average_steps or 1)
+        share = 1 / min(float(self._num_averaged), self.config.average_steps or 1)
         with torch.no_grad():
             for average, parameter in zip(self._average, self.dense, strict=True):
                 average.lerp_(parameter, share)
@@ -121,8 +125,8 @@ class Trainer:
             parameter.data, other.data = other.data, parameter.data
 
     def _outputs(self, batch: RequestTensors) -> Any:
-        low = self.rates.matmul != torch.float32
-        with torch.autocast(self.world.device.type, dtype=self.rates.matmul, enabled=low):
+        low = self.config.matmul != torch.float32
+        with torch.autocast(self.world.device.type, dtype=self.config.matmul, enabled=low):
             return self.model(batch)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -9,27 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gemcut.cli import app, main
+from gemcut.cli import app
 from gemcut.console import Screen
 from serving.errors import Problem, UserError
 
 COMMANDS = ["validate", "prepare", "train", "label", "distill", "export", "gate", "evaluate", "sync", "demo"]
 NAMES, VALUES = "a command and options that exist", "a valid option value or argument"
-
-
-@pytest.fixture
-def gemcut(monkeypatch, capsys):
-    """Run a command in this process → (exit code, standard output, standard error)."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["gemcut", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        assert "Traceback" not in said.out + said.err
-        return ended.value.code, said.out, said.err
-
-    return run
 
 
 def test_these_are_the_commands():

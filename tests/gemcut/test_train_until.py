@@ -1,28 +1,12 @@
 """`gemcut train --until`: learning on after the cut, and what stays of the cut."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
 
 from foundation.data.store import read_manifest
 from foundation.soft_labels import read_soft_labels
-from gemcut.cli import main
-
-
-@pytest.fixture
-def gemcut(monkeypatch, capsys):
-    """Run a command in this process → (exit code, standard output, standard error)."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["gemcut", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return ended.value.code, said.out, said.err
-
-    return run
 
 
 def labels_of(project, folder):

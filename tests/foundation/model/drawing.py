@@ -2,10 +2,10 @@
 
 import torch
 
-from foundation.training.trainer import OptimizerConfig, Trainer
+from foundation.training.trainer import Trainer, TrainerConfig
 
 FLOAT32 = 2e-5  # logits of size one; a batch of another shape lets the matrix products sum in another order
-RATES = OptimizerConfig(dense_learning_rate=1e-3, table_learning_rate=1e-2)
+RATES = TrainerConfig(dense_learning_rate=1e-3, table_learning_rate=1e-2)
 
 GEM = {
     "gem": {},

@@ -58,6 +58,27 @@ def test_scores_are_those_of_the_average_and_learning_does_not_notice(trainer_wi
     assert all(torch.equal(p, q) for p, q in zip(averaging.dense, steps[-1], strict=True)), "and they are put back"
 
 
+def test_a_step_gives_the_scores_of_the_average_if_they_are_wanted(trainer_with, batch):
+    trainer = trainer_with(3)
+    learned(trainer, batch)
+    expected = trainer.score(batch)
+    loss = lambda out: masked_cross_entropy(out, batch.labels, torch.ones(2))  # noqa: E731
+    assert torch.equal(trainer.step(batch, loss)[0].nan_to_num(), expected.nan_to_num())
+    averaged = trainer.score(batch)
+    assert not torch.equal(trainer.step(batch, loss, scored=False)[0].nan_to_num(), averaged.nan_to_num())
+
+
+def test_slowed_down_to_nothing_neither_optimizer_learns(trainer_with, batch):
+    trainer = trainer_with(None)
+    tables = list(trainer.model.module.embedding.collection.parameters())
+    for factor, moves in ((0.0, False), (1.0, True)):
+        before = [[parameter.detach().clone() for parameter in group] for group in (trainer.dense, tables)]
+        trainer.slow_down(factor)
+        learned(trainer, batch)
+        for group, old in zip((trainer.dense, tables), before, strict=True):
+            assert any(not torch.equal(p.detach(), o) for p, o in zip(group, old, strict=True)) == moves
+
+
 def test_an_average_of_one_step_is_the_newest(trainer_with, batch):
     plain, averaging = trainer_with(None), trainer_with(1)
     learned(plain, batch)

@@ -79,7 +79,7 @@ def test_any_history_gives_finite_scores_and_gradients(trainer, request_of, batc
 def test_bfloat16_products_score_nearly_the_same_and_keep_float32_logits(trainer, uneven, batched, monkeypatch):
     batch = batched(uneven)
     exact = trainer.score(batch)
-    monkeypatch.setattr(trainer, "rates", replace(trainer.rates, matmul=torch.bfloat16))
+    monkeypatch.setattr(trainer, "config", replace(trainer.config, matmul=torch.bfloat16))
     near = trainer.score(batch)
     off = (near - exact).nan_to_num().abs()
     assert near.dtype == torch.float32

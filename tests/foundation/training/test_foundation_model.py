@@ -18,30 +18,11 @@ from foundation.soft_labels import NOTHING_LEARNED, read_soft_labels
 from foundation.training.foundation_model import build_trainer, run_identity, train_foundation, visits_of
 from foundation.training.loss import masked_cross_entropy
 from serving.errors import MismatchError
-
-
-class Stopped(Exception):  # noqa: N818 - no error
-    """What a test ends a run with."""
-
-
-def stop_after(num_steps):
-    """A progress callback that ends the run after some of its own steps."""
-    left = iter(range(num_steps - 1))
-
-    def tell(share, summary):
-        if next(left, None) is None:
-            raise Stopped
-
-    return tell
+from tests.foundation.training.stopping import train_and_stop
 
 
 def train(job):
     return train_foundation(job)
-
-
-def train_and_stop(job, num_steps):
-    with pytest.raises(Stopped):
-        train_foundation(job, progress=stop_after(num_steps))
 
 
 @pytest.fixture(scope="module")

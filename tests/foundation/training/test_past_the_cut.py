@@ -12,22 +12,8 @@ from foundation.data.reader import Reader
 from foundation.soft_labels import read_soft_labels
 from foundation.training.checkpoint import list_checkpoints, read_manifest
 from foundation.training.foundation_model import checkpoint_at_cut, train_foundation
+from tests.foundation.training.stopping import train_and_stop
 from transfer.label import LabelJob, label
-
-
-class Stopped(Exception):  # noqa: N818 - no error
-    """What a test ends a run with."""
-
-
-def train_and_stop(job, num_steps):
-    left = iter(range(num_steps - 1))
-
-    def tell(share, summary):
-        if next(left, None) is None:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        train_foundation(job, progress=tell)
 
 
 @pytest.fixture(scope="module")

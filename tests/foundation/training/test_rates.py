@@ -1,4 +1,4 @@
-"""Learning rates over a pass: the right factor at every step, whole or resumed, and both optimizers obey it."""
+"""Learning rates over a pass: the right factor at every step."""
 
 import pytest
 from hypothesis import given
