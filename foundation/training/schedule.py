@@ -12,7 +12,7 @@ FIRST = 0
 """The delay of a first visit."""
 
 
-def turns(times: Mapping[int, Int64Array], batch_requests: int) -> Int64Array:
+def turns(times: Mapping[int, Int64Array], batch_requests: Mapping[int, int]) -> Int64Array:
     """Which visit has each turn: a batch of requests for the first time, or again as their late labels are ripe.
 
     A late batch is due when the labels of its last request are ripe: a delay after that request. It is learned right
@@ -21,20 +21,20 @@ def turns(times: Mapping[int, Int64Array], batch_requests: int) -> Int64Array:
 
     Args:
         times: by delay, [N] int64 ascending, when the requests that are left happened. `FIRST` are the first visits.
-        batch_requests: requests a batch.
+        batch_requests: by delay, requests a batch.
 
     Returns:
         [number of batches] int64: the delay of the visit whose next batch has this turn.
 
     Example:
-        >>> turns({FIRST: np.array([0, 10, 20]), 5: np.array([0, 10])}, 1).tolist()
+        >>> turns({FIRST: np.array([0, 10, 20]), 5: np.array([0, 10])}, {FIRST: 1, 5: 1}).tolist()
         [0, 5, 0, 5, 0]
 
     Source: ours, see `docs/decisions.md`.
     """
-    begins = times[FIRST][::batch_requests]
+    begins = times[FIRST][:: batch_requests[FIRST]]
     late = sorted(delay for delay in times if delay != FIRST)
-    dues = [_last_times(times[delay], batch_requests) + delay for delay in late]
+    dues = [_last_times(times[delay], batch_requests[delay]) + delay for delay in late]
     due = np.concatenate([*dues, begins[:0]])
     delay = np.repeat(late, [len(batches) for batches in dues]).astype(np.int64)
     before = np.searchsorted(begins, due, side="right")  # the first batch that begins after it

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foundation.data.batch import Float32Array, Int64Array, RequestBatch
 from foundation.data.reader import Reader, ReaderState
@@ -17,6 +18,10 @@ from foundation.data.store import Store
 from foundation.parallel.world import World
 from foundation.training.labels import counted_labels, label_delays
 from foundation.training.schedule import FIRST, turns
+
+THINNING_REQUESTS = 1024
+MAX_THINNING = 16
+"""Requests of a second visit for one of a first: no more, as they are all read before rows are dropped."""
 
 VisitsState = dict[str, ReaderState]
 
@@ -43,7 +48,7 @@ class Visits:
         store: an open store.
         schema: the project's data sections.
         positions: [N] int64, ascending; the requests to visit.
-        batch_requests: requests a global batch.
+        batch_requests: requests a global batch of first visits; of second visits as many as give it as many rows.
         objectives: those whose late labels are learned.
         until_us: labels that are ripe later are never learned, microseconds since 1970 UTC.
         world: the ranks that share each batch.
@@ -62,20 +67,21 @@ class Visits:
         world: World,
         history_limits: dict[str, int] | None = None,
     ) -> None:
-        self._schema, self._batch_requests = schema, batch_requests
+        self._schema = schema
         delays, wanted = label_delays(schema), np.isin(list(schema.objectives), objectives)
         late = [int(delay) for delay in np.unique(delays[wanted]) if delay != FIRST]
         self._learned = {delay: np.flatnonzero(wanted & (delays == delay)) for delay in (FIRST, *late)}
         times = store.times[positions]
         ripe = {delay: np.searchsorted(times, until_us - delay, side="right") for delay in late}
         chosen = {FIRST: positions, **{delay: positions[:count] for delay, count in ripe.items()}}
+        self._batch_requests = {delay: batch_requests * self._thinning(store, positions, delay) for delay in chosen}
         self._times = {delay: times[: len(selected)] for delay, selected in chosen.items()}
         self._readers = {
             delay: Reader(
                 store,
                 schema,
                 selected,
-                batch_requests,
+                self._batch_requests[delay],
                 rank=world.rank,
                 world_size=world.size,
                 history_limits=history_limits,
@@ -113,11 +119,29 @@ class Visits:
         for delay, reader in self._readers.items():
             reader.load_state_dict(state[str(delay)])
 
+    def _thinning(self, store: Store, positions: Int64Array, delay: int) -> int:
+        """How many requests have the rows of one, as far as they have something to learn at this visit.
+
+        Counted among the first requests of the pass, so that passes which begin alike visit alike.
+        """
+        if delay == FIRST:
+            return 1
+        none = dict.fromkeys(self._schema.data.events, 0)
+        first = positions[:THINNING_REQUESTS]
+        with Reader(store, self._schema, first, THINNING_REQUESTS, history_limits=none, prefetch=0) as reader:
+            counted = next(iter(reader), None)
+        if counted is None:
+            return 1
+        known = self._is_known(counted, delay)
+        return min(max(1, len(known) // max(1, int(known.sum()))), MAX_THINNING)
+
     def _visit(self, batch: RequestBatch, delay: int) -> Visit:
         places = self._learned[delay]
         if delay != FIRST:
-            known = np.isfinite(counted_labels(batch, self._schema)[:, places])
-            batch = keep_rows(batch, np.any(known, axis=1))
+            batch = keep_rows(batch, self._is_known(batch, delay))
         labels = np.full_like(batch.labels, np.nan)
         labels[:, places] = counted_labels(batch, self._schema)[:, places]
         return Visit(batch, labels, delay == FIRST)
+
+    def _is_known(self, batch: RequestBatch, delay: int) -> NDArray[np.bool_]:
+        return np.isfinite(counted_labels(batch, self._schema)[:, self._learned[delay]]).any(axis=1)

@@ -84,16 +84,26 @@ def test_no_row_comes_again_before_its_label_is_ripe(visits):
     assert checked > 5
 
 
+def test_second_visits_have_about_as_many_rows_as_first_visits(log, whole):
+    """The median, as ripe labels end with the log; conversions of clicks are known for a small part of the rows."""
+    sizes = {True: [], False: []}
+    for visit in visits_of(conversions_of_clicks(log), until_us=log.until_us):
+        sizes[visit.is_first].append(visit.batch.num_candidates)
+    kept = np.isfinite(whole.labels[:, CONVERSION]) & (whole.labels[:, CLICK] == 1)
+    assert kept.mean() < 1 / 3
+    assert 0.5 < np.median(sizes[False]) / np.median(sizes[True]) <= 1.5
+
+
 def test_of_a_masked_objective_only_rows_whose_condition_is_met_come_again(log, whole):
-    masked = log.schema.objectives["conversion"].model_copy(update={"given": "click", "conditional": "masked"})
-    schema = log.schema.model_copy(update={"objectives": log.schema.objectives | {"conversion": masked}})
-    second = [v for v in visits_of(replace_schema(log, schema), until_us=log.until_us) if not v.is_first]
+    second = [v for v in visits_of(conversions_of_clicks(log), until_us=log.until_us) if not v.is_first]
     wanted = np.isfinite(whole.labels[:, CONVERSION]) & (whole.labels[:, CLICK] == 1)
     wanted &= times_of(whole) + DAY_US <= log.until_us
     np.testing.assert_array_equal(np.concatenate([v.batch.row_ids for v in second]), whole.row_ids[wanted])
 
 
-def replace_schema(log, schema):
+def conversions_of_clicks(log):
+    masked = log.schema.objectives["conversion"].model_copy(update={"given": "click", "conditional": "masked"})
+    schema = log.schema.model_copy(update={"objectives": log.schema.objectives | {"conversion": masked}})
     return SimpleNamespace(schema=schema, store=log.store)
 
 
