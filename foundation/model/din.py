@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,6 @@ from foundation.model.heads import SurfaceObjectiveHeads
 from foundation.model.inputs import HistoryTensors, RequestTensors
 from foundation.model.layout import Bucket, bucket_by_length, gather_buckets, newest, scatter_back
 from foundation.model.split import SplitLinear
-
-Unit = Literal["mlp", "dot"]
 
 
 class MlpUnit(nn.Module):
@@ -44,17 +41,6 @@ class MlpUnit(nn.Module):
         return (self.out.weight @ hidden).squeeze(2) + self.out.bias
 
 
-class DotUnit(nn.Module):
-    """Weight of an event for a candidate: `SiLU(q · k / sqrt(D))`.
-
-    Source: ours; the cheapest unit, and as in `TargetAttention` a pair without likeness weighs nothing.
-    """
-
-    def forward(self, q: Tensor, k: Tensor) -> Tensor:
-        """[b, M, D] candidates and [b, L, D] events → [b, M, L]."""
-        return functional.silu(q @ k.transpose(1, 2) * q.shape[-1] ** -0.5)
-
-
 class HistoryInterest(nn.Module):
     """One log as each candidate sees it: the weighted sum of its newest events.
 
@@ -63,7 +49,7 @@ class HistoryInterest(nn.Module):
     event: these features, its own, its numbers and the logarithm of its age.
     """
 
-    def __init__(self, schema: Schema, log: str, config: ModelConfig, *, unit: Unit) -> None:
+    def __init__(self, schema: Schema, log: str, config: ModelConfig) -> None:
         super().__init__()
         features = schema.event_features(log)
         self.limit = config.encoder_events
@@ -72,7 +58,7 @@ class HistoryInterest(nn.Module):
         self.item_width = self.num_item_keys * config.width
         self.width = len(self.keys) * config.width + len(numbers_of(features)) + 1
         self.compared = nn.Linear(self.item_width, 2 * config.width, bias=False)
-        self.unit = MlpUnit(2 * config.width, max(1, config.hidden // 8)) if unit == "mlp" else DotUnit()
+        self.unit = MlpUnit(2 * config.width, max(1, config.hidden // 8))
 
     def restrict(self, history: HistoryTensors) -> HistoryTensors:
         """The newest events, the only ones that are looked up."""
@@ -108,12 +94,12 @@ class DinModel(nn.Module):
     the longest, and the request's half of the first layer is computed once.
     """
 
-    def __init__(self, schema: Schema, config: ModelConfig, *, unit: Unit = "mlp") -> None:
+    def __init__(self, schema: Schema, config: ModelConfig) -> None:
         super().__init__()
         logs = tuple(schema.data.events)
         request, candidate = schema.request_features(), schema.candidate_features()
         self.embedding = TokenEmbedding(schema, logs, config.width)
-        self.interests = nn.ModuleDict({log: HistoryInterest(schema, log, config, unit=unit) for log in logs})
+        self.interests = nn.ModuleDict({log: HistoryInterest(schema, log, config) for log in logs})
         self.request_keys = [f"request.{feature.name}" for feature in ids_of(request)]
         self.candidate_keys = [f"candidate.{feature.name}" for feature in ids_of(candidate)]
         self.item_keys = self.candidate_keys[: len(ids_of(schema.item_features()))]

@@ -9,7 +9,7 @@ import torch
 from foundation.config import ModelConfig
 from foundation.model.cross import CrossLayer
 from foundation.model.dcnv2 import Dcnv2Model
-from foundation.model.din import DinModel, DotUnit, HistoryInterest, MlpUnit
+from foundation.model.din import DinModel, HistoryInterest, MlpUnit
 from foundation.model.inputs import HistoryTensors
 from foundation.model.layout import bucket_by_length
 from foundation.model.split import SplitLinear
@@ -17,11 +17,7 @@ from foundation.training.trainer import Trainer
 from tests.foundation.model.drawing import RATES, assert_same, drawn, made, numpy_of, offsets_of, trainer_of
 
 FLOAT64 = 1e-12  # the same sums in another order
-MODELS = {
-    "dcnv2": Dcnv2Model,
-    "din": DinModel,
-    "din dot": lambda schema, config: DinModel(schema, config, unit="dot"),
-}
+MODELS = {"dcnv2": Dcnv2Model, "din": DinModel}
 
 
 @pytest.fixture(scope="module", params=sorted(MODELS))
@@ -70,16 +66,9 @@ def test_the_mlp_unit_is_an_mlp_over_query_key_difference_and_product():
     assert torch.autograd.gradcheck(lambda q, k, *_: unit(q, k), arguments)
 
 
-def test_the_dot_unit_is_silu_of_the_scaled_product():
-    q, k = drawn(1, 2, 4), drawn(1, 3, 4, seed=2)
-    products = np.array([[a @ b / 2 for b in k[0].numpy()] for a in q[0].numpy()])
-    assert_same(DotUnit()(q, k)[0], torch.from_numpy(products / (1 + np.exp(-products))), FLOAT64)
-
-
-@pytest.mark.parametrize("unit", ["mlp", "dot"])
 @pytest.mark.parametrize(("lengths", "counts"), [((0, 1, 7, 3), (2, 1, 3, 4)), ((0, 0), (1, 2)), ((1,), (1,))])
-def test_interest_is_the_weighted_sum_of_events(schema, unit, lengths, counts):
-    interest = made(HistoryInterest(schema, "orders", ModelConfig(width=4, hidden=24), unit=unit))
+def test_interest_is_the_weighted_sum_of_events(schema, lengths, counts):
+    interest = made(HistoryInterest(schema, "orders", ModelConfig(width=4, hidden=24)))
     total = sum(lengths)
     tokens = {key: drawn(total, 4, seed=place) for place, key in enumerate(interest.keys)}
     ages = drawn(total, seed=8).abs()

@@ -13,11 +13,7 @@ from foundation.training.loss import masked_cross_entropy
 from tests.foundation.model.drawing import GEM, assert_same, trainer_of
 
 UNEVEN = ((0, 0), (1, 0), (0, 1), (6, 6), (5, 2), (40, 3), (2, 9))
-OTHERS = {
-    "dcnv2": Dcnv2Model,
-    "din": DinModel,
-    "din dot": lambda schema, config: DinModel(schema, config, unit="dot"),
-}
+OTHERS = {"dcnv2": Dcnv2Model, "din": DinModel}
 
 
 @pytest.fixture(scope="module", params=[*GEM, *OTHERS])
