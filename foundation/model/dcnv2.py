@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from foundation.config import ModelConfig
 from foundation.data.schema import Schema, ids_of, numbers_of
-from foundation.model.cross import CrossLayer
+from foundation.model.cross import CrossNetwork
 from foundation.model.embedding import TokenEmbedding
 from foundation.model.heads import SurfaceObjectiveHeads
 from foundation.model.inputs import RequestTensors
@@ -23,7 +23,7 @@ class Dcnv2Model(nn.Module):
     The cross network and the MLP read the same inputs side by side, and the heads read both. Sizes: `cross_layers`
     of `cross_rank`, an MLP of `hidden` and `hidden / 2`; the sizes of sequences do not matter.
 
-    Source: DCN-V2 (arXiv 2008.13535), parallel structure. Ours: the request's half of the MLP's first layer is computed
+    Source: DCN-V2 (arXiv 2008.13535), parallel structure. Ours: the request's half of both first layers is computed
     once a request.
     """
 
@@ -35,11 +35,12 @@ class Dcnv2Model(nn.Module):
         self.candidate_keys = [f"candidate.{feature.name}" for feature in ids_of(candidate)]
         request_width = len(self.request_keys) * config.width + len(numbers_of(request))
         candidate_width = len(self.candidate_keys) * config.width + len(numbers_of(candidate))
-        width = candidate_width + request_width
-        self.cross = nn.ModuleList(CrossLayer(width, config.cross_rank) for _ in range(config.cross_layers))
-        self.first = SplitLinear(candidate_width, request_width, config.hidden)
+        self.cross = CrossNetwork(
+            request_width, candidate_width, num_layers=config.cross_layers, rank=config.cross_rank
+        )
+        self.first = SplitLinear(request_width, candidate_width, config.hidden)
         self.second = nn.Linear(config.hidden, config.hidden // 2)
-        self.heads = SurfaceObjectiveHeads(schema, width + config.hidden // 2)
+        self.heads = SurfaceObjectiveHeads(schema, request_width + candidate_width + config.hidden // 2)
 
     def forward(self, batch: RequestTensors) -> Tensor:
         """[C, K] logits; NaN where the (surface, objective) pair does not exist."""
@@ -47,8 +48,6 @@ class Dcnv2Model(nn.Module):
         tokens = self.embedding(replace(batch, histories={}))
         requests = torch.cat([*(tokens[key] for key in self.request_keys), batch.numbers], dim=1)
         candidates = torch.cat([*(tokens[key] for key in self.candidate_keys), batch.candidate_numbers], dim=1)
-        crossed = inputs = torch.cat([candidates, requests.index_select(0, owner)], dim=1)
-        for layer in self.cross:
-            crossed = layer(inputs, crossed)
-        hidden = functional.relu(self.second(functional.relu(self.first(candidates, requests, owner))))
+        crossed = self.cross(requests, candidates, owner)
+        hidden = functional.relu(self.second(functional.relu(self.first(requests, candidates, owner))))
         return self.heads(torch.cat([crossed, hidden], dim=1), batch.surfaces[owner])

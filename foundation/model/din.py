@@ -106,7 +106,7 @@ class DinModel(nn.Module):
         request_width = len(self.request_keys) * config.width + len(numbers_of(request))
         candidate_width = len(self.candidate_keys) * config.width + len(numbers_of(candidate))
         candidate_width += sum(self._interest(log).width for log in logs)
-        self.first = SplitLinear(candidate_width, request_width, config.hidden)
+        self.first = SplitLinear(request_width, candidate_width, config.hidden)
         self.second = nn.Linear(config.hidden, config.hidden // 2)
         self.heads = SurfaceObjectiveHeads(schema, config.hidden // 2)
 
@@ -121,7 +121,7 @@ class DinModel(nn.Module):
             buckets = bucket_by_length(history.offsets, batch.candidate_offsets)
             parts.append(self._interest(log)(items, tokens, history, buckets))
         requests = torch.cat([*(tokens[key] for key in self.request_keys), batch.numbers], dim=1)
-        hidden = functional.relu(self.first(torch.cat(parts, dim=1), requests, owner))
+        hidden = functional.relu(self.first(requests, torch.cat(parts, dim=1), owner))
         return self.heads(functional.relu(self.second(hidden)), batch.surfaces[owner])
 
     def _interest(self, log: str) -> HistoryInterest:

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from foundation.config import ModelConfig
 from foundation.data.schema import SURFACE, Schema, ids_of, numbers_of
 from foundation.kernels.activation import Pointwise
-from foundation.model.cross import CrossLayer
+from foundation.model.cross import CrossNetwork
 from foundation.model.embedding import TokenEmbedding
 from foundation.model.gates import SurfaceExperts, SurfaceGate
 from foundation.model.gdpa import pointwise
@@ -171,7 +171,7 @@ class CandidateSide(nn.Module):
         self.interaction = nn.Sequential(*layers)
         self.trunk = Trunk(
             request_tokens * width + beside,
-            request.inputs_width + (len(self.keys) + num_histories) * width + beside,
+            (request.inputs_width, (len(self.keys) + num_histories) * width + beside),
             config,
             num_surfaces=len(schema.surfaces),
         )
@@ -198,9 +198,10 @@ class CandidateSide(nn.Module):
         surface = embedded[f"request.{SURFACE}"].index_select(0, owner)
         return self.trunk(
             torch.cat([interacted.flatten(1), *beside], dim=1),
-            torch.cat([request.inputs.index_select(0, owner), own.flatten(1), *beside], dim=1),
+            request.inputs,
+            torch.cat([own.flatten(1), *beside], dim=1),
             surface,
-            batch.surfaces[owner],
+            batch,
         )
 
     def _signals(self, batch: RequestTensors) -> Tensor:
@@ -224,7 +225,7 @@ class Trunk(nn.Module):
     Surfaces share it; each has its gates.
     """
 
-    def __init__(self, width: int, inputs: int, config: ModelConfig, *, num_surfaces: int) -> None:
+    def __init__(self, width: int, inputs: tuple[int, int], config: ModelConfig, *, num_surfaces: int) -> None:
         super().__init__()
         hidden, experts = config.hidden, config.experts
         self.first = (
@@ -233,22 +234,23 @@ class Trunk(nn.Module):
             else nn.Linear(width, hidden)
         )
         self.second = nn.Linear(hidden, hidden)
-        self.cross = nn.ModuleList(CrossLayer(inputs, config.cross_rank) for _ in range(config.cross_layers))
-        self.crossed = nn.Linear(inputs, hidden) if config.cross_layers else None
+        self.cross = CrossNetwork(*inputs, num_layers=config.cross_layers, rank=config.cross_rank)
+        self.crossed = nn.Linear(sum(inputs), hidden) if config.cross_layers else None
         self.gates = nn.ModuleList(
             SurfaceGate(config.width, hidden, hidden=GATE_HIDDEN) for _ in range(2 if config.gates else 0)
         )
 
-    def forward(self, interacted: Tensor, inputs: Tensor, surface: Tensor, surfaces: Tensor) -> Tensor:
-        """[C, width], [C, inputs], the surface's token [C, D] and number [C] → [C, hidden], at least 0."""
-        x = self.first(interacted, surfaces) if isinstance(self.first, SurfaceExperts) else self.first(interacted)
+    def forward(
+        self, interacted: Tensor, requests: Tensor, candidates: Tensor, surface: Tensor, batch: RequestTensors
+    ) -> Tensor:
+        """[C, width], inputs [B, D_r] and [C, D_c], the surface's token [C, D] → [C, hidden], at least 0."""
+        owner = batch.request_of_candidate
+        experts = isinstance(self.first, SurfaceExperts)
+        x = self.first(interacted, batch.surfaces[owner]) if experts else self.first(interacted)
         x = self._gated(0, functional.relu(x), surface)
         x = self.second(x)
         if self.crossed is not None:
-            crossed = inputs
-            for layer in self.cross:
-                crossed = layer(inputs, crossed)
-            x = x + self.crossed(crossed)
+            x = x + self.crossed(self.cross(requests, candidates, owner))
         return self._gated(1, functional.relu(x), surface)
 
     def _gated(self, place: int, x: Tensor, surface: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class Trainer:
             for apart in (False, True)
         )
         self.dense_optimizer = torch.optim.AdamW(
-            self.dense, lr=config.dense_learning_rate, weight_decay=config.weight_decay
+            self.dense, lr=config.dense_learning_rate, weight_decay=config.weight_decay, fused=True
         )
         averages = config.average_steps is not None
         self._average = [parameter.detach().clone() for parameter in self.dense] if averages else []

@@ -144,4 +144,4 @@ class Visits:
         return Visit(batch, labels, delay == FIRST)
 
     def _is_known(self, batch: RequestBatch, delay: int) -> NDArray[np.bool_]:
-        return np.isfinite(counted_labels(batch, self._schema)[:, self._learned[delay]]).any(axis=1)
+        return np.any(np.isfinite(counted_labels(batch, self._schema)[:, self._learned[delay]]), axis=1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from foundation.config import ModelConfig
-from foundation.model.cross import CrossLayer
+from foundation.model.cross import CrossLayer, CrossNetwork
 from foundation.model.dcnv2 import Dcnv2Model
 from foundation.model.din import DinModel, HistoryInterest, MlpUnit
 from foundation.model.inputs import HistoryTensors
@@ -17,6 +17,7 @@ from foundation.training.trainer import Trainer
 from tests.foundation.model.drawing import RATES, assert_same, drawn, made, numpy_of, offsets_of, trainer_of
 
 FLOAT64 = 1e-12  # the same sums in another order
+OWNER = torch.tensor([0, 0, 1, 1, 1, 0])
 MODELS = {"dcnv2": Dcnv2Model, "din": DinModel}
 
 
@@ -33,10 +34,9 @@ def without_history(request, logs):
 
 
 def test_a_split_layer_is_the_layer_over_both_halves():
-    layer, candidates, requests = made(SplitLinear(3, 4, 5)), drawn(6, 3), drawn(2, 4, seed=2)
-    owner = torch.tensor([0, 0, 1, 1, 1, 0])
-    expected = layer.joined(torch.cat([candidates, requests[owner]], dim=1))
-    assert_same(layer(candidates, requests, owner), expected, FLOAT64)
+    layer, requests, candidates = made(SplitLinear(4, 3, 5)), drawn(2, 4, seed=2), drawn(6, 3)
+    expected = layer.joined(torch.cat([requests[OWNER], candidates], dim=1))
+    assert_same(layer(requests, candidates, OWNER), expected, FLOAT64)
 
 
 @pytest.mark.parametrize("rank", [None, 2])
@@ -47,6 +47,20 @@ def test_a_cross_layer_is_its_formula(rank):
     rows = [a * (weight @ b + numpy_of(last.bias)) + b for a, b in zip(x0.numpy(), x.numpy(), strict=True)]
     assert_same(layer(x0, x).detach(), torch.from_numpy(np.stack(rows)), FLOAT64)
     assert torch.autograd.gradcheck(lambda a, b, *_: layer(a, b), (x0.requires_grad_(), x, *layer.parameters()))
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+@pytest.mark.parametrize("num_layers", [0, 1, 3])
+def test_a_cross_network_is_its_layers_over_both_halves(num_layers, rank):
+    network = made(CrossNetwork(4, 3, num_layers=num_layers, rank=rank))
+    requests, candidates = drawn(2, 4, seed=2), drawn(6, 3)
+    expected = x0 = torch.cat([requests[OWNER], candidates], dim=1)
+    if network.first is not None:
+        expected = x0 * network.first.up(network.first.split.joined(x0)) + x0
+    for layer in network.layers:
+        expected = layer(x0, expected)
+    assert len(network.layers) == max(0, num_layers - 1)
+    assert_same(network(requests, candidates, OWNER), expected, FLOAT64)
 
 
 def test_the_mlp_unit_is_an_mlp_over_query_key_difference_and_product():
