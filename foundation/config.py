@@ -10,13 +10,7 @@ from foundation.data.schema import Section
 
 RECIPE_SIZES: dict[str, dict[str, Any]] = {
     "gem": {},
-    "fast": {
-        "encoder_events": 32,
-        "interaction_layers": 1,
-        "cross_layers": 2,
-        "cross_rank": 64,
-        "hidden": 128,
-    },
+    "fast": {"encoder_events": 32, "cross_rank": 64, "hidden": 128},
     "dcnv2": {},
     "din": {"encoder_events": 50},
 }
@@ -69,9 +63,9 @@ class ModelConfig(Section):
     scale: Literal["outside", "inside"] = Field(
         default="outside", description="Attention is divided by `encoder_events` after the activation, or before it."
     )
-    interaction_layers: int = Field(default=2, ge=1, le=32, description="Wukong layers.")
+    interaction_layers: int = Field(default=1, ge=1, le=32, description="Wukong layers.")
     interaction_tokens: int = Field(default=8, ge=1, le=256, description="Tokens out of a factorisation machine block.")
-    cross_layers: int = Field(default=3, ge=0, le=32, description="Cross layers over all inputs.")
+    cross_layers: int = Field(default=2, ge=0, le=32, description="Cross layers over all inputs.")
     cross_rank: int | None = Field(
         default=None, ge=1, le=16384, description="Rank of a cross layer's matrix; a whole one if null."
     )
