@@ -26,7 +26,7 @@ from foundation.model.recipes import RECIPES
 from foundation.parallel.reduce import of_all_ranks
 from foundation.parallel.world import World, joined_world
 from foundation.soft_labels import NOTHING_LEARNED, SoftLabelWriter, Teacher
-from foundation.training.checkpoint import Identity, list_checkpoints, read_state
+from foundation.training.checkpoint import Identity, is_finished, list_checkpoints, read_state
 from foundation.training.labels import counted_labels
 from foundation.training.loss import masked_cross_entropy
 from foundation.training.prior import first_log_odds, number_sample
@@ -140,9 +140,12 @@ def train_foundation(job: FoundationJob, progress: Progress | None = None) -> Fo
 
 
 def checkpoint_at_cut(job: FoundationJob) -> Path | None:
-    """The newest checkpoint of the training period: it has learned nothing that was known only after the cut."""
-    found = reversed(list_checkpoints(job.folder / "checkpoints"))
-    return next((path for path in found if _begun_until(path) <= job.cut), None)
+    """The model that has learned all of the training period, and nothing that was known only after the cut."""
+    for path in reversed(list_checkpoints(job.folder / "checkpoints")):
+        state = read_state(path)
+        if state["recorder"]["until_us"] <= job.cut:
+            return path if is_finished(state) else None
+    return None
 
 
 def _ends(job: FoundationJob) -> list[int]:

@@ -149,7 +149,7 @@ def _save(trainer: Trainer, visits: Visits, recorder: Recorder, policy: Checkpoi
         policy.folder,
         step=step,
         tensors=trainer.tensors(),
-        state={"visits": visits.state_dict(), "recorder": recorder.state()},
+        state={"visits": visits.state_dict(), "recorder": recorder.state(), "finished": len(visits) == 0},
         identity=policy.identity,
         world=trainer.world,
     )
