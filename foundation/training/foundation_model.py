@@ -148,17 +148,22 @@ def checkpoint_at_cut(job: FoundationJob) -> Path | None:
     return None
 
 
+def end_of_training(job: FoundationJob) -> int:
+    """Where training ends, microseconds since 1970 UTC: where the job says, or where it was begun to go, if later."""
+    return max(job.until_us, _begun_until(job))
+
+
 def _ends(job: FoundationJob) -> list[int]:
     """Where each part of the pass that is left ends: at the cut, so that a checkpoint is made there, and at the end."""
     assert job.cut <= job.until_us, f"the cut {job.cut} is after the end {job.until_us}"
+    begun = _begun_until(job)
+    return [end for end in sorted({job.cut, end_of_training(job)}) if end >= begun]
+
+
+def _begun_until(job: FoundationJob) -> int:
+    """The end that the newest checkpoint's run had set out for; the cut if there is none."""
     found = list_checkpoints(job.folder / "checkpoints")
-    begun = _begun_until(found[-1]) if found else job.cut
-    return [end for end in sorted({job.cut, max(job.until_us, begun)}) if end >= begun]
-
-
-def _begun_until(checkpoint: Path) -> int:
-    """The end that a checkpoint's run had set out for."""
-    return read_state(checkpoint)["recorder"]["until_us"]
+    return read_state(found[-1])["recorder"]["until_us"] if found else job.cut
 
 
 def _train_until(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from serving.errors import Problem, ProjectError
 
 if TYPE_CHECKING:
     from eval.progressive import StreamMetrics
+    from foundation.training.foundation_model import FoundationJob
 
 
 def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: str | None = None) -> dict[str, Any]:
@@ -24,6 +25,7 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
     `until` is a time at or after the cut, or "end" for all of the log; the cut if absent.
     Under torchrun every rank calls this; the first one prints, tracks and writes shared files.
     """
+    from foundation.data.store import moment_of
     from foundation.efficiency.measures import pass_efficiency
     from foundation.training.foundation_model import train_foundation
 
@@ -35,6 +37,7 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
     if not is_first:
         train_foundation(job)
         return {}
+    job = _to_its_end(job, screen)
     with start_run(loaded, space.foundation, name="foundation") as tracker:
         tracker.log_params(_params(loaded))
         with screen.progress("train") as tell:
@@ -46,10 +49,10 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
         efficiency = pass_efficiency(job, report.stream)
         tracker.log_metrics(asdict(efficiency), step=steps)
         tracker.log_artifact(space.foundation / "report.json")
-    screen.say("[green]trained[/green]; each row was scored before it was learned from:")
+    screen.say(f"[green]trained[/green] to {moment_of(job.cut)}; each row was scored before it was learned from:")
     _print(report.progressive, screen)
     if job.until_us > job.cut:
-        screen.say("and from the cut on, still learning:")
+        screen.say(f"and from there to {moment_of(job.until_us)}, still learning:")
         _print(report.progressive_from_cut, screen)
     screen.say(
         f"  {efficiency.rows_per_s:,.0f} rows/s, {efficiency.events_per_s:,.0f} events/s, "
@@ -57,6 +60,7 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
     )
     return {
         "checkpoint": report.stream.checkpoint,
+        "until": moment_of(job.until_us),
         "efficiency": asdict(efficiency),
         "progressive": {k: asdict(v) for k, v in report.progressive.items()},
         "progressive_from_cut": {k: asdict(v) for k, v in report.progressive_from_cut.items()},
@@ -81,6 +85,17 @@ def _until(space: Workspace, until: str | None) -> int:
         remedy = "Go on to a later time, or move `split.test_from`."
         raise ProjectError(Problem(where, f"a time at or after `split.test_from`, {cut.isoformat()}", until, remedy))
     return moment
+
+
+def _to_its_end(job: FoundationJob, screen: Screen) -> FoundationJob:
+    """The job as it will be done: an earlier run that went further is not cut short, and that is said."""
+    from foundation.data.store import moment_of
+    from foundation.training.foundation_model import end_of_training
+
+    end = end_of_training(job)
+    if end > job.until_us:
+        screen.say(f"this training was begun to go to {moment_of(end)}; going on to that")
+    return replace(job, until_us=end)
 
 
 def _figures(period: str, progressive: dict[str, StreamMetrics]) -> dict[str, float]:
