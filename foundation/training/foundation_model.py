@@ -135,8 +135,17 @@ def train_foundation(job: FoundationJob, progress: Progress | None = None) -> Fo
             later = _train_until(end, job, trainer, store=store, progress=tell)
             report = replace(later, stream=report.stream.and_then(later.stream))
         if world.is_first:
-            write_json(job.folder / "report.json", report)
+            _write_report(job.folder / "report.json", report)
         return report
+
+
+def _write_report(path: Path, report: FoundationReport) -> None:
+    """A run that had nothing left to learn leaves what the one that learned has reported, and how long that took."""
+    if not report.stream.has_learned and path.is_file():
+        told = orjson.loads(path.read_bytes())
+        if told["stream"]["num_steps"] == report.stream.num_steps:
+            return
+    write_json(path, report)
 
 
 def checkpoint_at_cut(job: FoundationJob) -> Path | None:

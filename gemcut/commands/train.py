@@ -16,11 +16,14 @@ from serving.errors import Problem, ProjectError
 
 if TYPE_CHECKING:
     from eval.progressive import StreamMetrics
-    from foundation.training.foundation_model import FoundationJob
+    from foundation.efficiency.measures import PassEfficiency
+    from foundation.training.foundation_model import FoundationJob, FoundationReport
 
 
 def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: str | None = None) -> dict[str, Any]:
     """Train, or go on from the newest checkpoint; `fresh` throws checkpoints away first.
+
+    Where nothing is left to learn, the figures are those of the finished pass, and there is no speed.
 
     `until` is a time at or after the cut, or "end" for all of the log; the cut if absent.
     Under torchrun every rank calls this; the first one prints, tracks and writes shared files.
@@ -46,22 +49,15 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
         tracker.log_metrics(_figures("progressive", report.progressive), step=steps)
         if job.until_us > job.cut:
             tracker.log_metrics(_figures("progressive_from_cut", report.progressive_from_cut), step=steps)
-        efficiency = pass_efficiency(job, report.stream)
-        tracker.log_metrics(asdict(efficiency), step=steps)
+        efficiency = pass_efficiency(job, report.stream) if report.stream.has_learned else None
+        if efficiency is not None:
+            tracker.log_metrics(asdict(efficiency), step=steps)
         tracker.log_artifact(space.foundation / "report.json")
-    screen.say(f"[green]trained[/green] to {moment_of(job.cut)}; each row was scored before it was learned from:")
-    _print(report.progressive, screen)
-    if job.until_us > job.cut:
-        screen.say(f"and from there to {moment_of(job.until_us)}, still learning:")
-        _print(report.progressive_from_cut, screen)
-    screen.say(
-        f"  {efficiency.rows_per_s:,.0f} rows/s, {efficiency.events_per_s:,.0f} events/s, "
-        f"waited {efficiency.data_wait_ratio:.1%} of the time for data, E2E MFU {efficiency.e2e_mfu:.1%}"
-    )
+    _tell(job, report, efficiency, screen)
     return {
         "checkpoint": report.stream.checkpoint,
         "until": moment_of(job.until_us),
-        "efficiency": asdict(efficiency),
+        "efficiency": asdict(efficiency) if efficiency else None,
         "progressive": {k: asdict(v) for k, v in report.progressive.items()},
         "progressive_from_cut": {k: asdict(v) for k, v in report.progressive_from_cut.items()},
     }
@@ -114,6 +110,22 @@ def _params(loaded: LoadedProject) -> dict[str, object]:
         **{f"model/{name}": value for name, value in config.model.model_dump().items()},
         **{f"training/{name}": value for name, value in config.training.model_dump().items()},
     }
+
+
+def _tell(job: FoundationJob, report: FoundationReport, efficiency: PassEfficiency | None, screen: Screen) -> None:
+    from foundation.data.store import moment_of
+
+    done = "trained" if efficiency else "nothing was left to learn; trained"
+    screen.say(f"[green]{done}[/green] to {moment_of(job.cut)}; each row was scored before it was learned from:")
+    _print(report.progressive, screen)
+    if job.until_us > job.cut:
+        screen.say(f"and from there to {moment_of(job.until_us)}, still learning:")
+        _print(report.progressive_from_cut, screen)
+    if efficiency:
+        screen.say(
+            f"  {efficiency.rows_per_s:,.0f} rows/s, {efficiency.events_per_s:,.0f} events/s, "
+            f"waited {efficiency.data_wait_ratio:.1%} of the time for data, E2E MFU {efficiency.e2e_mfu:.1%}"
+        )
 
 
 def _print(progressive: dict[str, StreamMetrics], screen: Screen) -> None:

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 import numpy as np
 import pytest
 
+from eval.mlflow_sync import SPOOL_FILE, read_entries
 from foundation.data.store import read_manifest
 from foundation.soft_labels import read_soft_labels
 from tests.foundation.training.stopping import train_and_stop
@@ -55,6 +56,25 @@ def test_a_training_that_was_begun_to_go_further_says_so_and_where_its_figures_e
     told = json.loads(out.splitlines()[-1])
     assert told["until"] == end
     assert told["progressive_from_cut"]["click"]["num_rows"] > 0
+
+
+def test_where_nothing_is_left_to_learn_the_figures_are_of_the_finished_pass_and_there_is_no_speed(
+    tiny_teacher, tmp_path, gemcut
+):
+    project = tiny_teacher.copy(tmp_path / "tiny")
+    folder = project.space().foundation
+    report = (folder / "report.json").read_bytes()
+    code, out, said = gemcut("train", "-p", project.path, "--json")
+    assert code in (0, None)
+    assert "nothing was left to learn; trained to 2024-02-18T00:00:00" in said
+    assert "rows/s" not in said
+    told = json.loads(out.splitlines()[-1])
+    assert told["efficiency"] is None
+    assert told["progressive"] == json.loads(report)["progressive"]
+    assert (folder / "report.json").read_bytes() == report
+    logged = [entry["values"] for _, entry in read_entries(folder / SPOOL_FILE) if entry["kind"] == "metrics"]
+    assert sum("rows_per_s" in values for values in logged) == 1
+    assert sum("progressive/ne/click" in values for values in logged) == 2
 
 
 @pytest.mark.parametrize(
