@@ -78,8 +78,9 @@ def _job(project: Opened, wanted: Wanted, folder: Path) -> FoundationJob:
 def _trained(job: FoundationJob, progress: Progress | None) -> Path:
     """Train to the end of the log; the progressive soft labels from the cut on."""
     stream = train_foundation(job, progress).stream
-    speed = {"rows_per_s": stream.num_rows / stream.seconds, "seconds": stream.seconds}
-    write_json(job.folder.parent / "speed.json", speed)
+    if stream.has_learned:
+        speed = {"rows_per_s": stream.num_rows / stream.seconds, "seconds": stream.seconds}
+        write_json(job.folder.parent / "speed.json", speed)
     return job.folder / LABELS[FROM_CUT]
 
 

@@ -188,7 +188,13 @@ def part_name(rank: int, number: int) -> str:
 
 
 def check_soft_labels(
-    folder: Path, *, data_fingerprint: str, schema_digest: str, run: str | None = None, remedy: str = TRAIN_REMEDY
+    folder: Path,
+    *,
+    data_fingerprint: str,
+    schema_digest: str,
+    run: str | None = None,
+    checkpoint: str | None = None,
+    remedy: str = TRAIN_REMEDY,
 ) -> SoftLabelManifest:
     """The manifest of a store whose files are there; one of other data, schema or teacher is refused.
 
@@ -197,6 +203,7 @@ def check_soft_labels(
         data_fingerprint: of the request store that it must be of.
         schema_digest: of the schema that it must be of.
         run: of the teacher that must have made it; any if absent.
+        checkpoint: digest of the one that must have scored; any, or none, if absent.
         remedy: which command writes this store.
 
     Raises:
@@ -205,8 +212,9 @@ def check_soft_labels(
     manifest = _read_manifest(folder, remedy)
     expected = {"data_fingerprint": data_fingerprint, "schema_digest": schema_digest}
     found = {name: str(getattr(manifest, name)) for name in expected}
-    if run is not None:
-        expected["teacher.run"], found["teacher.run"] = run, manifest.teacher.run
+    for name, wanted in {"run": run, "checkpoint": checkpoint}.items():
+        if wanted is not None:
+            expected[f"teacher.{name}"], found[f"teacher.{name}"] = wanted, str(getattr(manifest.teacher, name))
     problems = [
         Problem(
             where=f"{folder / MANIFEST_FILE}: {name}",
@@ -224,7 +232,13 @@ def check_soft_labels(
 
 
 def read_soft_labels(
-    folder: Path, *, data_fingerprint: str, schema_digest: str, run: str | None = None, remedy: str = TRAIN_REMEDY
+    folder: Path,
+    *,
+    data_fingerprint: str,
+    schema_digest: str,
+    run: str | None = None,
+    checkpoint: str | None = None,
+    remedy: str = TRAIN_REMEDY,
 ) -> SoftLabels:
     """Read a store that `check_soft_labels` passes and whose files are the ones that were written.
 
@@ -232,7 +246,12 @@ def read_soft_labels(
         MismatchError: with every difference.
     """
     manifest = check_soft_labels(
-        folder, data_fingerprint=data_fingerprint, schema_digest=schema_digest, run=run, remedy=remedy
+        folder,
+        data_fingerprint=data_fingerprint,
+        schema_digest=schema_digest,
+        run=run,
+        checkpoint=checkpoint,
+        remedy=remedy,
     )
     verify_files(folder, manifest.files)
     table = pa.concat_tables(_parts(folder, manifest))

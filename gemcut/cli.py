@@ -128,7 +128,10 @@ def train(
     fresh: Annotated[bool, typer.Option("--fresh", help="Throw checkpoints away and start again.")] = False,
     until: Annotated[
         str | None,
-        typer.Option(help="Go on learning to this time, or to the `end` of the log; the default is `split.test_from`."),
+        typer.Option(
+            help="Go on learning to this time, or to the `end` of the log; the default is `split.test_from`. "
+            "A training that was begun to go further goes on to that."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

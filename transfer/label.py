@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from eval.artifacts import staged_folder
 from foundation.data.reader import Reader
-from foundation.data.store import Store
+from foundation.data.store import Store, moment_of
 from foundation.model.inputs import to_tensors
 from foundation.parallel.world import joined_world
 from foundation.soft_labels import SoftLabelWriter, Teacher
-from foundation.training.checkpoint import check_identity, load_checkpoint, read_manifest
+from foundation.training.checkpoint import check_identity, list_checkpoints, load_checkpoint, read_manifest
 from foundation.training.foundation_model import FoundationJob, build_trainer, checkpoint_at_cut, run_identity
 from foundation.training.stream import Progress
 from serving.errors import MismatchError, Problem
@@ -43,17 +43,15 @@ def label(job: LabelJob, progress: Progress | None = None) -> int:
     """Score the rows and return how many; the store is written whole or not at all.
 
     Raises:
-        MismatchError: there is no checkpoint, or it belongs to another store, schema or run, or the teacher has seen
-            the rows.
+        MismatchError: there is no checkpoint, or it belongs to another store, schema or run, or training has stopped
+            before the cut, or the teacher has seen the rows.
     """
     foundation = job.foundation
     store = Store.open(foundation.store, foundation.schema, verify=True)
-    checkpoint = frozen_checkpoint(foundation)
+    checkpoint = frozen_checkpoint(foundation, store.fingerprint)
     _refuse_seen_rows(job)
     with joined_world(foundation.config.training.threads) as world:
         trainer = build_trainer(foundation, world, store)
-        manifest = read_manifest(checkpoint)
-        check_identity(checkpoint, manifest, run_identity(foundation, store.fingerprint))
         learned_to = load_checkpoint(checkpoint, tensors=trainer.tensors())["recorder"]["learned_to"]
         positions = store.select(surfaces=job.surfaces, start=job.from_us)
         objectives = tuple(foundation.schema.objectives)
@@ -74,6 +72,7 @@ def label(job: LabelJob, progress: Progress | None = None) -> int:
                     progress(step / total, f"{num_rows:,} rows")
             writer.flush()
             dist.barrier()
+            manifest = read_manifest(checkpoint)
             writer.publish(
                 teacher=Teacher(run=manifest.identity.run, checkpoint=manifest.digest),
                 data_fingerprint=store.fingerprint,
@@ -82,13 +81,31 @@ def label(job: LabelJob, progress: Progress | None = None) -> int:
     return num_rows
 
 
-def frozen_checkpoint(foundation: FoundationJob) -> Path:
-    """The teacher as it was at the cut, also where it has learned on since."""
-    found = checkpoint_at_cut(foundation)
-    if found is None:
-        where = str(foundation.folder / "checkpoints")
-        raise MismatchError(Problem(where, "a checkpoint of the foundation model", "none", "Run `gemcut train` first."))
-    return found
+def frozen_checkpoint(foundation: FoundationJob, data_fingerprint: str) -> Path:
+    """The teacher as it was at the cut, also where it has learned on since.
+
+    Args:
+        foundation: the job whose checkpoint it is.
+        data_fingerprint: of the store that it must have learned from.
+
+    Raises:
+        MismatchError: there is no checkpoint, or it belongs to another store, schema or run, or training has stopped
+            before the cut.
+    """
+    folder = foundation.folder / "checkpoints"
+    made = list_checkpoints(folder)
+    if not made:
+        remedy = "Run `gemcut train` first."
+        raise MismatchError(Problem(str(folder), "a checkpoint of the foundation model", "none", remedy))
+    at_cut = checkpoint_at_cut(foundation)
+    chosen = at_cut or made[-1]
+    manifest = read_manifest(chosen)
+    check_identity(chosen, manifest, run_identity(foundation, data_fingerprint))
+    if at_cut is None:
+        expected = f"the model at the training cut, {moment_of(foundation.cut)}, with nothing before it left to learn"
+        got = f"training has stopped at step {manifest.step}, before the cut"
+        raise MismatchError(Problem(str(chosen), expected, got, "Run `gemcut train`, which goes on from there."))
+    return chosen
 
 
 def _refuse_seen_rows(job: LabelJob) -> None:

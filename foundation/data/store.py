@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -298,6 +298,16 @@ def microseconds(moment: datetime) -> int:
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     passed = moment - EPOCH
     return (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds
+
+
+def moment_of(time_us: int) -> str:
+    """A time of `microseconds` as a project file and a command line have it, in UTC.
+
+    Example:
+        >>> moment_of(86_400_000_000)
+        '1970-01-02T00:00:00'
+    """
+    return (EPOCH + timedelta(microseconds=time_us)).replace(tzinfo=None).isoformat()
 
 
 def _row_groups(parts: tuple[Path, ...]) -> tuple[RowGroup, ...]:

@@ -142,9 +142,13 @@ def bench_foundation(job: FoundationJob, size: BenchSize, tell: Tell | None = No
 
 
 def _spread_batches(job: FoundationJob, store: Store, positions: Int64Array, number: int) -> list[RequestBatch]:
-    """Whole batches at even distances, as the reader gives them; the middle one, typical of all, first."""
+    """Whole batches around (i + 1/2) / n of the period, as the reader gives them; the middle one first.
+
+    The first is typical of all, also where it is the only one: the very first of the log would have no histories.
+    """
     requests = min(job.config.training.batch_requests, len(positions))
-    starts = np.linspace(0, len(positions) - requests, min(number, len(positions) // requests)).astype(np.int64)
+    number = min(number, len(positions) // requests)
+    starts = ((2 * np.arange(number) + 1) * len(positions) - number * requests) // (2 * number)
     chosen = np.concatenate([positions[start : start + requests] for start in starts])
     with Reader(store, job.schema, chosen, requests, prefetch=0) as reader:
         batches = list(reader)

@@ -2,7 +2,7 @@
 
     checkpoints/step-00000500/
         manifest.json        what it belongs to, sha256 and size of every other file
-        state.json           step, reader position, progressive metrics
+        state.json           reader position, progressive metrics, whether its part of the pass is finished
         *.safetensors        model, tables, both optimizers; one file a rank, loadable by any number of ranks
 
 Nothing is pickled. A folder without a valid manifest is not a checkpoint.
@@ -80,6 +80,11 @@ def save_checkpoint(
 def list_checkpoints(folder: Path) -> list[Path]:
     """Committed checkpoints, oldest first."""
     return sorted(path for path in folder.glob("step-*") if (path / MANIFEST_FILE).is_file())
+
+
+def is_finished(state: dict[str, Any]) -> bool:
+    """Whether nothing of its part of the pass was left when a state was saved."""
+    return state.get("finished", True)  # earlier states do not say, and were taken for finished
 
 
 def prune(folder: Path, keep: int, *, always: str | None = None) -> None:

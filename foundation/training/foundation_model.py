@@ -26,7 +26,7 @@ from foundation.model.recipes import RECIPES
 from foundation.parallel.reduce import of_all_ranks
 from foundation.parallel.world import World, joined_world
 from foundation.soft_labels import NOTHING_LEARNED, SoftLabelWriter, Teacher
-from foundation.training.checkpoint import Identity, list_checkpoints, read_state
+from foundation.training.checkpoint import Identity, is_finished, list_checkpoints, read_state
 from foundation.training.labels import counted_labels
 from foundation.training.loss import masked_cross_entropy
 from foundation.training.prior import first_log_odds, number_sample
@@ -135,27 +135,44 @@ def train_foundation(job: FoundationJob, progress: Progress | None = None) -> Fo
             later = _train_until(end, job, trainer, store=store, progress=tell)
             report = replace(later, stream=report.stream.and_then(later.stream))
         if world.is_first:
-            write_json(job.folder / "report.json", report)
+            _write_report(job.folder / "report.json", report)
         return report
 
 
+def _write_report(path: Path, report: FoundationReport) -> None:
+    """A run that had nothing left to learn leaves what the one that learned has reported, and how long that took."""
+    if not report.stream.has_learned and path.is_file():
+        told = orjson.loads(path.read_bytes())
+        if told["stream"]["num_steps"] == report.stream.num_steps:
+            return
+    write_json(path, report)
+
+
 def checkpoint_at_cut(job: FoundationJob) -> Path | None:
-    """The newest checkpoint of the training period: it has learned nothing that was known only after the cut."""
-    found = reversed(list_checkpoints(job.folder / "checkpoints"))
-    return next((path for path in found if _begun_until(path) <= job.cut), None)
+    """The model that has learned all of the training period, and nothing that was known only after the cut."""
+    for path in reversed(list_checkpoints(job.folder / "checkpoints")):
+        state = read_state(path)
+        if state["recorder"]["until_us"] <= job.cut:
+            return path if is_finished(state) else None
+    return None
+
+
+def end_of_training(job: FoundationJob) -> int:
+    """Where training ends, microseconds since 1970 UTC: where the job says, or where it was begun to go, if later."""
+    return max(job.until_us, _begun_until(job))
 
 
 def _ends(job: FoundationJob) -> list[int]:
     """Where each part of the pass that is left ends: at the cut, so that a checkpoint is made there, and at the end."""
     assert job.cut <= job.until_us, f"the cut {job.cut} is after the end {job.until_us}"
+    begun = _begun_until(job)
+    return [end for end in sorted({job.cut, end_of_training(job)}) if end >= begun]
+
+
+def _begun_until(job: FoundationJob) -> int:
+    """The end that the newest checkpoint's run had set out for; the cut if there is none."""
     found = list_checkpoints(job.folder / "checkpoints")
-    begun = _begun_until(found[-1]) if found else job.cut
-    return [end for end in sorted({job.cut, max(job.until_us, begun)}) if end >= begun]
-
-
-def _begun_until(checkpoint: Path) -> int:
-    """The end that a checkpoint's run had set out for."""
-    return read_state(checkpoint)["recorder"]["until_us"]
+    return read_state(found[-1])["recorder"]["until_us"] if found else job.cut
 
 
 def _train_until(

@@ -77,6 +77,11 @@ class StreamReport:
     resumed_at_step: int
     checkpoint: str
 
+    @property
+    def has_learned(self) -> bool:
+        """Whether there was anything left to learn; if not, its times say nothing."""
+        return self.num_steps > self.resumed_at_step
+
     def and_then(self, later: StreamReport) -> StreamReport:
         """Both parts of a pass together."""
         added = ("num_rows", "num_rows_learned", "num_events", "seconds", "data_wait_seconds")
@@ -149,7 +154,7 @@ def _save(trainer: Trainer, visits: Visits, recorder: Recorder, policy: Checkpoi
         policy.folder,
         step=step,
         tensors=trainer.tensors(),
-        state={"visits": visits.state_dict(), "recorder": recorder.state()},
+        state={"visits": visits.state_dict(), "recorder": recorder.state(), "finished": len(visits) == 0},
         identity=policy.identity,
         world=trainer.world,
     )

@@ -98,13 +98,17 @@ class Trainer:
         self.model.fused_optimizer.step()
 
     def score(self, batch: RequestTensors) -> Any:
-        """The model's outputs for a batch, by the averaged parameters where there are some; nothing is learned."""
+        """The model's outputs for a batch, by the averaged parameters where there are some; nothing is learned.
+
+        The model is in the mode of evaluation for that long, and then in the one that it was in.
+        """
+        was_training = self.model.training
         self.model.eval()
         with torch.no_grad():
             self._swap()
             outputs = self._outputs(batch)
             self._swap()
-        self.model.train()
+        self.model.train(was_training)
         return outputs
 
     def _take_into_average(self) -> None:

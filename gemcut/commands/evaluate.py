@@ -71,18 +71,21 @@ def evaluate(loaded: LoadedProject, screen: Screen, *, placements: Sequence[str]
 
 
 def _teacher(space: Workspace) -> SoftLabels:
-    from foundation.data.store import read_manifest
+    """Scores by the model at the cut; where its checkpoint is gone, by any of the same run."""
+    from foundation.data.store import read_manifest as read_store_manifest
     from foundation.soft_labels import read_soft_labels
-    from foundation.training.foundation_model import run_identity
+    from foundation.training.checkpoint import read_manifest
+    from foundation.training.foundation_model import checkpoint_at_cut, run_identity
 
     job = space.foundation_job()
-    fingerprint = read_manifest(space.store).fingerprint
-    identity = run_identity(job, fingerprint)
+    identity = run_identity(job, read_store_manifest(space.store).fingerprint)
+    at_cut = checkpoint_at_cut(job)
     return read_soft_labels(
         space.test_labels,
         data_fingerprint=identity.data_fingerprint,
         schema_digest=identity.schema_digest,
         run=identity.run,
+        checkpoint=read_manifest(at_cut).digest if at_cut else None,
         remedy="Run `gemcut label`.",
     )
 

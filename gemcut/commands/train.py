@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +16,19 @@ from serving.errors import Problem, ProjectError
 
 if TYPE_CHECKING:
     from eval.progressive import StreamMetrics
+    from foundation.efficiency.measures import PassEfficiency
+    from foundation.training.foundation_model import FoundationJob, FoundationReport
 
 
 def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: str | None = None) -> dict[str, Any]:
     """Train, or go on from the newest checkpoint; `fresh` throws checkpoints away first.
 
+    Where nothing is left to learn, the figures are those of the finished pass, and there is no speed.
+
     `until` is a time at or after the cut, or "end" for all of the log; the cut if absent.
     Under torchrun every rank calls this; the first one prints, tracks and writes shared files.
     """
+    from foundation.data.store import moment_of
     from foundation.efficiency.measures import pass_efficiency
     from foundation.training.foundation_model import train_foundation
 
@@ -35,6 +40,7 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
     if not is_first:
         train_foundation(job)
         return {}
+    job = _to_its_end(job, screen)
     with start_run(loaded, space.foundation, name="foundation") as tracker:
         tracker.log_params(_params(loaded))
         with screen.progress("train") as tell:
@@ -43,21 +49,15 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
         tracker.log_metrics(_figures("progressive", report.progressive), step=steps)
         if job.until_us > job.cut:
             tracker.log_metrics(_figures("progressive_from_cut", report.progressive_from_cut), step=steps)
-        efficiency = pass_efficiency(job, report.stream)
-        tracker.log_metrics(asdict(efficiency), step=steps)
+        efficiency = pass_efficiency(job, report.stream) if report.stream.has_learned else None
+        if efficiency is not None:
+            tracker.log_metrics(asdict(efficiency), step=steps)
         tracker.log_artifact(space.foundation / "report.json")
-    screen.say("[green]trained[/green]; each row was scored before it was learned from:")
-    _print(report.progressive, screen)
-    if job.until_us > job.cut:
-        screen.say("and from the cut on, still learning:")
-        _print(report.progressive_from_cut, screen)
-    screen.say(
-        f"  {efficiency.rows_per_s:,.0f} rows/s, {efficiency.events_per_s:,.0f} events/s, "
-        f"waited {efficiency.data_wait_ratio:.1%} of the time for data, E2E MFU {efficiency.e2e_mfu:.1%}"
-    )
+    _tell(job, report, efficiency, screen)
     return {
         "checkpoint": report.stream.checkpoint,
-        "efficiency": asdict(efficiency),
+        "until": moment_of(job.until_us),
+        "efficiency": asdict(efficiency) if efficiency else None,
         "progressive": {k: asdict(v) for k, v in report.progressive.items()},
         "progressive_from_cut": {k: asdict(v) for k, v in report.progressive_from_cut.items()},
     }
@@ -83,6 +83,17 @@ def _until(space: Workspace, until: str | None) -> int:
     return moment
 
 
+def _to_its_end(job: FoundationJob, screen: Screen) -> FoundationJob:
+    """The job as it will be done: an earlier run that went further is not cut short, and that is said."""
+    from foundation.data.store import moment_of
+    from foundation.training.foundation_model import end_of_training
+
+    end = end_of_training(job)
+    if end > job.until_us:
+        screen.say(f"this training was begun to go to {moment_of(end)}; going on to that")
+    return replace(job, until_us=end)
+
+
 def _figures(period: str, progressive: dict[str, StreamMetrics]) -> dict[str, float]:
     found: dict[str, float] = {}
     for objective, metrics in progressive.items():
@@ -99,6 +110,22 @@ def _params(loaded: LoadedProject) -> dict[str, object]:
         **{f"model/{name}": value for name, value in config.model.model_dump().items()},
         **{f"training/{name}": value for name, value in config.training.model_dump().items()},
     }
+
+
+def _tell(job: FoundationJob, report: FoundationReport, efficiency: PassEfficiency | None, screen: Screen) -> None:
+    from foundation.data.store import moment_of
+
+    done = "trained" if efficiency else "nothing was left to learn; trained"
+    screen.say(f"[green]{done}[/green] to {moment_of(job.cut)}; each row was scored before it was learned from:")
+    _print(report.progressive, screen)
+    if job.until_us > job.cut:
+        screen.say(f"and from there to {moment_of(job.until_us)}, still learning:")
+        _print(report.progressive_from_cut, screen)
+    if efficiency:
+        screen.say(
+            f"  {efficiency.rows_per_s:,.0f} rows/s, {efficiency.events_per_s:,.0f} events/s, "
+            f"waited {efficiency.data_wait_ratio:.1%} of the time for data, E2E MFU {efficiency.e2e_mfu:.1%}"
+        )
 
 
 def _print(progressive: dict[str, StreamMetrics], screen: Screen) -> None:

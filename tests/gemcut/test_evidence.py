@@ -160,6 +160,20 @@ def test_without_a_bundle_there_is_a_report_and_it_says_what_is_missing(project,
     assert metrics["related_click"].keys() == set(MODELS)
 
 
+def test_scores_of_another_checkpoint_of_the_same_run_are_not_evaluated(tiny, tmp_path, capsys):
+    project = tiny.copy(tmp_path / "tiny")
+    path = project.work / "soft_labels" / "test" / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    manifest["teacher"]["checkpoint"] = 64 * "0"
+    path.write_text(json.dumps(manifest))
+    assert gemcut("evaluate", "-p", project.path, "--all") == 3
+    said = capsys.readouterr().err
+    (at_cut,) = list_checkpoints(project.space().foundation / "checkpoints")
+    assert f"{path}: teacher.checkpoint" in said
+    assert f"expected {read_manifest(at_cut).digest[:12]}" in said
+    assert "gemcut label" in said
+
+
 def report_of(project):
     return json.loads((project.work / "report" / "report.json").read_bytes())["placements"]
 

@@ -1,12 +1,15 @@
 """`gemcut train --until`: learning on after the cut, and what stays of the cut."""
 
 import json
+from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
 
+from eval.mlflow_sync import SPOOL_FILE, read_entries
 from foundation.data.store import read_manifest
 from foundation.soft_labels import read_soft_labels
+from tests.foundation.training.stopping import train_and_stop
 
 
 def labels_of(project, folder):
@@ -37,6 +40,41 @@ def test_a_teacher_that_has_learned_on_still_labels_as_it_was_at_the_cut(tiny_te
     after = labels_of(project, lambda space: space.test_labels)
     np.testing.assert_array_equal(after.logits, before.logits)
     assert after.manifest.teacher == before.manifest.teacher
+
+
+def test_a_training_that_was_begun_to_go_further_says_so_and_where_its_figures_end(tiny_teacher, tmp_path, gemcut):
+    project = tiny_teacher.copy(tmp_path / "tiny")
+    space = project.space("foundation.training.checkpoint_every=1")
+    end_us = read_manifest(space.store).last_time + 1
+    train_and_stop(space.foundation_job(end_us), 1)
+    code, out, said = gemcut("train", "-p", project.path, "--json")
+    assert code in (0, None)
+    end = (datetime(1970, 1, 1) + timedelta(microseconds=end_us)).isoformat()  # noqa: DTZ001 - UTC, as it is written
+    assert f"this training was begun to go to {end}; going on to that" in said
+    assert "to 2024-02-18T00:00:00; each row" in said
+    assert f"from there to {end}, still learning" in said
+    told = json.loads(out.splitlines()[-1])
+    assert told["until"] == end
+    assert told["progressive_from_cut"]["click"]["num_rows"] > 0
+
+
+def test_where_nothing_is_left_to_learn_the_figures_are_of_the_finished_pass_and_there_is_no_speed(
+    tiny_teacher, tmp_path, gemcut
+):
+    project = tiny_teacher.copy(tmp_path / "tiny")
+    folder = project.space().foundation
+    report = (folder / "report.json").read_bytes()
+    code, out, said = gemcut("train", "-p", project.path, "--json")
+    assert code in (0, None)
+    assert "nothing was left to learn; trained to 2024-02-18T00:00:00" in said
+    assert "rows/s" not in said
+    told = json.loads(out.splitlines()[-1])
+    assert told["efficiency"] is None
+    assert told["progressive"] == json.loads(report)["progressive"]
+    assert (folder / "report.json").read_bytes() == report
+    logged = [entry["values"] for _, entry in read_entries(folder / SPOOL_FILE) if entry["kind"] == "metrics"]
+    assert sum("rows_per_s" in values for values in logged) == 1
+    assert sum("progressive/ne/click" in values for values in logged) == 2
 
 
 @pytest.mark.parametrize(

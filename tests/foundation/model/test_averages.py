@@ -68,6 +68,15 @@ def test_a_step_gives_the_scores_of_the_average_if_they_are_wanted(trainer_with,
     assert not torch.equal(trainer.step(batch, loss, scored=False)[0].nan_to_num(), averaged.nan_to_num())
 
 
+@pytest.mark.parametrize("average_steps", [None, 3])
+@pytest.mark.parametrize("training", [True, False])
+def test_scoring_leaves_the_mode_that_was_there(trainer_with, batch, average_steps, training):
+    trainer = trainer_with(average_steps)
+    trainer.model.train(training)
+    trainer.score(batch)
+    assert {module.training for module in trainer.model.modules()} == {training}
+
+
 def test_slowed_down_to_nothing_neither_optimizer_learns(trainer_with, batch):
     trainer = trainer_with(None)
     tables = list(trainer.model.module.embedding.collection.parameters())

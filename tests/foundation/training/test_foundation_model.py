@@ -186,6 +186,20 @@ def test_a_finished_run_that_is_run_again_stays_as_it_is(copied, never_stopped, 
     assert report.stream.num_rows == 0
     assert report.stream.resumed_at_step == report.stream.num_steps == 26
     assert vars(snapshot(copied)) == vars(snapshot(never_stopped))
+    assert (copied / "report.json").read_bytes() == (never_stopped / "report.json").read_bytes(), "its times too"
+
+
+def test_a_report_that_a_finished_run_still_owes_is_written_and_then_stays(copied, never_stopped, job_of):
+    """As where the machine died between the last checkpoint and the report; the report there is of an earlier end."""
+    path = copied / "report.json"
+    told = json.loads(path.read_bytes())
+    assert told["stream"]["num_rows"] > 0
+    path.write_text(json.dumps(told | {"stream": told["stream"] | {"num_steps": 25}, "progressive": {}}))
+    for _ in range(2):
+        train(job_of(copied))
+        owed = json.loads(path.read_bytes())
+        assert owed["progressive"] == told["progressive"]
+        assert (owed["stream"]["num_steps"], owed["stream"]["num_rows"]) == (26, 0)
 
 
 def test_the_newest_checkpoints_are_kept_and_no_other(never_stopped, snapshot):

@@ -12,6 +12,7 @@ from foundation.data.reader import Reader
 from foundation.soft_labels import read_soft_labels
 from foundation.training.checkpoint import list_checkpoints, read_manifest
 from foundation.training.foundation_model import checkpoint_at_cut, train_foundation
+from serving.errors import MismatchError
 from tests.foundation.training.stopping import train_and_stop
 from transfer.label import LabelJob, label
 
@@ -72,6 +73,35 @@ def test_the_checkpoint_at_the_cut_is_that_of_a_run_that_ends_there_and_is_kept(
     names = [path.name for path in list_checkpoints(in_one_go / "checkpoints")]
     assert names[0] == kept.name == "step-00000026"
     assert len(names) == 1 + later_job(in_one_go).config.training.keep_checkpoints
+
+
+@pytest.mark.parametrize(("every", "stop", "whole"), [(2, 6, False), (2, 25, False), (2, 26, True), (26, 26, True)])
+def test_only_a_model_that_went_all_the_way_to_the_cut_is_the_one_at_the_cut(
+    tmp_path, later_job, log, every, stop, whole
+):
+    """Of 26 steps; the last one's checkpoint may be one of those between."""
+    job = later_job(tmp_path, checkpoint_every=every)
+    train_and_stop(replace(job, until_us=log.until_us), stop)
+    assert (checkpoint_at_cut(job) is not None) == whole
+
+
+def test_a_training_that_stopped_before_the_cut_gives_no_labels_until_it_has_gone_on(tmp_path, at_cut, later_job, log):
+    job = later_job(tmp_path / "run")
+    training, labels = replace(job, until_us=log.until_us), LabelJob(job, tmp_path / "labels", log.until_us)
+    train_and_stop(training, 6)
+    with pytest.raises(MismatchError, match=r"stopped at step 4, before the cut.*`gemcut train`"):
+        label(labels)
+    assert not labels.target.exists()
+    train_foundation(training)
+    assert label(labels) == later_rows(log).num_candidates
+    expected = checkpoint_at_cut(later_job(at_cut))
+    assert (checkpoint_at_cut(job) / "state.json").read_bytes() == (expected / "state.json").read_bytes()
+
+
+def test_an_unfinished_training_of_another_run_is_refused_as_that(tmp_path, later_job, log):
+    train_and_stop(later_job(tmp_path, until_us=log.until_us), 6)
+    with pytest.raises(MismatchError, match=r"identity\.run"):
+        label(LabelJob(later_job(tmp_path, seed=4), tmp_path / "labels", log.until_us))
 
 
 def test_what_stands_for_the_training_period_does_not_change_after_the_cut(in_one_go, at_cut, snapshot):
