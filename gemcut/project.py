@@ -116,7 +116,7 @@ def _validated(document: dict[str, Any], file: str) -> Project:
         project: Project | None = _parsed(document, file)
         problems: list[Problem] = []
     except ValidationError as error:
-        problems = schema_problems(error, Project, file)
+        problems = schema_problems(error, Project, file, document)
         project = _repaired(document, file)
     faulty = tuple(problem.where for problem in problems)
     for problem in cross_problems(project) if project else ():
