@@ -302,6 +302,15 @@ class Schema(Section):
         """How long after its request a label is settled; 0 without an objective."""
         return self.objectives[objective].delay if objective in self.objectives else timedelta(0)
 
+    def masked_by(self, objective: str) -> str | None:
+        """The objective that must have come true for a row to count for this one; None if every row counts."""
+        declared = self.objectives[objective]
+        return declared.given if declared.conditional == "masked" else None
+
+    def settled_after(self, objective: str) -> timedelta:
+        """How long after its request it is known whether a row counts for an objective, and with which label."""
+        return max(self.label_delay(objective), self.label_delay(self.masked_by(objective)))
+
     def is_request_level(self, rule: StatisticRule) -> bool:
         """True if every candidate of a request has the same values: the key is of features of the request."""
         return set(rule.key) <= self.key_types(None).keys()
