@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from foundation.data.schema import Section
 
@@ -16,14 +16,20 @@ RECIPE_SIZES: dict[str, dict[str, Any]] = {
 }
 """What a recipe sets where the project file says nothing; all else is the field's own default."""
 
+RECIPE_READS: dict[str, frozenset[str]] = {
+    "dcnv2": frozenset({"recipe", "width", "cross_layers", "cross_rank", "hidden"}),
+    "din": frozenset({"recipe", "width", "encoder_events", "hidden"}),
+}
+"""The fields that make a difference to a recipe; all of them where it is not named here."""
+
 
 class ModelConfig(Section):
     """The foundation model: a recipe, and sizes and parts that differ from it."""
 
     recipe: Literal["gem", "fast", "dcnv2", "din"] = Field(
         default="gem",
-        description="Architecture and its sizes, by name in `foundation/model/recipes.py`: `gem`, the same but smaller "
-        "(`fast`), or one to compare with (`dcnv2` without history, `din`).",
+        description="Architecture and its sizes, as the table below says: `gem`, the same but smaller (`fast`), or one "
+        "to compare with (`dcnv2` without history, `din`).",
     )
     width: int = Field(default=16, ge=4, le=1024, multiple_of=4, description="Width of every embedding and token.")
     encoder_events: int = Field(
@@ -47,7 +53,11 @@ class ModelConfig(Section):
         default="none", description="Queries and keys of the encoder are turned by an event's place or log age."
     )
     cls_tokens: int = Field(
-        default=0, ge=0, le=64, description="Learned tokens before every history, whose encoding sums it up too."
+        default=0,
+        ge=0,
+        le=64,
+        description="Learned tokens before every history, whose encoding sums it up too; "
+        "with `interleaved_layers` of 2 or more, since a layer reads them as the one before left them.",
     )
     pooling: Literal["seeds", "hierarchical"] = Field(
         default="seeds", description="A few seeds sum a history up, or many whose answers a Kronecker map makes fewer."
@@ -61,7 +71,9 @@ class ModelConfig(Section):
         default="silu", description="In place of a softmax in attention over histories."
     )
     scale: Literal["outside", "inside"] = Field(
-        default="outside", description="Attention is divided by `encoder_events` after the activation, or before it."
+        default="outside",
+        description="Attention is divided by how many it can look at, `encoder_events` (where events are personalised, "
+        "the few summary tokens), after the activation or before it.",
     )
     interaction_layers: int = Field(default=1, ge=1, le=32, description="Wukong layers.")
     interaction_tokens: int = Field(default=8, ge=1, le=256, description="Tokens out of a factorisation machine block.")
@@ -72,7 +84,8 @@ class ModelConfig(Section):
     hidden: int = Field(default=256, ge=4, le=16384, description="Width of hidden layers.")
     sequence: bool = Field(default=True, description="Encode histories; without, only match signals look at them.")
     interleaving: bool = Field(
-        default=True, description="Request tokens personalise the sequence and take from it, layer by layer."
+        default=True,
+        description="Request tokens personalise the sequence, layer by layer; without, they only take from it.",
     )
     match: bool = Field(default=True, description="Signals of how often and how lately a candidate is in the history.")
     gates: bool = Field(default=True, description="Each surface turns units of the trunk up and down.")
@@ -86,12 +99,30 @@ class ModelConfig(Section):
         default=False, description="Compute activations again in the backward pass instead of keeping them."
     )
 
-    @model_validator(mode="before")
+    @property
+    def unread(self) -> frozenset[str]:
+        """Fields that make no difference: those that the recipe does not read, and the rank of no cross layers."""
+        every = frozenset(type(self).model_fields)
+        rank = frozenset[str]() if self.cross_layers else frozenset({"cross_rank"})
+        return (every - RECIPE_READS.get(self.recipe, every)) | rank
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _sizes_of_the_recipe(cls, given: Any) -> Any:
+    def _sizes_of_the_recipe(cls, given: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        """Fill in the recipe's sizes; they do not count as fields that the file sets."""
         if not isinstance(given, dict):
-            return given
-        return RECIPE_SIZES.get(str(given.get("recipe", "gem")), {}) | given
+            return read(given)
+        named: dict[str, Any] = given
+        sizes = RECIPE_SIZES.get(str(named.get("recipe", "gem")), {})
+        config = read(sizes | named)
+        config.model_fields_set.difference_update(sizes.keys() - named.keys())
+        return config
+
+    @model_serializer(mode="wrap")
+    def _what_is_read(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the fields that make no difference: a file that has them would be refused."""
+        unread = self.unread
+        return {name: value for name, value in write(self).items() if name not in unread}
 
 
 class TrainingConfig(Section):

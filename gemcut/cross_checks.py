@@ -11,8 +11,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from foundation.config import ModelConfig
-from foundation.data.schema import ITEM, SURFACE, USER, Feature, IdFeature, NumberFeature, Schema, Split, Statistic
+from foundation.config import RECIPE_READS, ModelConfig
+from foundation.data.schema import (
+    ITEM,
+    SURFACE,
+    USER,
+    Feature,
+    IdFeature,
+    NumberFeature,
+    Schema,
+    Split,
+    Statistic,
+    shown_duration,
+)
 from serving.errors import Problem, did_you_mean, listed
 from serving.statistics import IMPRESSIONS
 from transfer.config import Placement
@@ -102,11 +113,15 @@ def check_statistics(schema: Schema) -> Iterator[Problem]:
 
 
 def _windows(where: str, statistic: Statistic) -> Iterator[Problem]:
-    yield from _repeated(f"{where}.windows", [str(window) for window in statistic.windows])
+    yield from _repeated(f"{where}.windows", [_window(window) for window in statistic.windows])
     for position, window in enumerate(statistic.windows):
         if isinstance(window, timedelta) and not timedelta(0) < window <= _LONGEST_WINDOW:
             expected = f"a duration above 0, at most {_LONGEST_WINDOW.days:,} days"
-            yield Problem(f"{where}.windows.{position}", expected, str(window), "Change it, or write `all`.")
+            yield Problem(f"{where}.windows.{position}", expected, _window(window), "Change it, or write `all`.")
+
+
+def _window(window: timedelta | str) -> str:
+    return window if isinstance(window, str) else shown_duration(window)
 
 
 def _key_parts(where: str, statistic: Statistic, schema: Schema) -> Iterator[Problem]:
@@ -189,6 +204,13 @@ def check_conditions(schema: Schema) -> Iterator[Problem]:
             )
 
 
+def check_weights(schema: Schema) -> Iterator[Problem]:
+    """Something is learned."""
+    if not any(objective.weight for objective in schema.objectives.values()):
+        got, remedy = f"0 for all: {listed(schema.objectives)}", "Set one `weight`, or remove it: the default is 1."
+        yield Problem("objectives", "an objective with a weight above 0", got, remedy)
+
+
 def check_placements(schema: Schema, placements: Mapping[str, Placement]) -> Iterator[Problem]:
     """A placement's surface exists, and its objectives exist on that surface."""
     heads = set(schema.heads())
@@ -219,13 +241,37 @@ def check_history(schema: Schema, model: ModelConfig, placements: Mapping[str, P
             yield Problem(where, expected, str(asked), remedy)
 
 
+def check_recipe(model: ModelConfig) -> Iterator[Problem]:
+    """The file sets no field that makes no difference."""
+    reads = RECIPE_READS.get(model.recipe)
+    for field in sorted(model.model_fields_set & model.unread):
+        if reads is not None and field not in reads:
+            expected = f"a field that recipe `{model.recipe}` reads: {listed(reads)}"
+            remedy = "Remove it, or choose another `recipe`."
+        else:
+            expected, remedy = "cross layers, whose rank it is", "Remove it, or set `cross_layers` above 0."
+        yield Problem(f"foundation.model.{field}", expected, str(getattr(model, field)), remedy)
+
+
 def check_heads(model: ModelConfig) -> Iterator[Problem]:
-    """Attention heads share the width evenly."""
-    if model.width % model.heads:
-        fitting = [heads for heads in range(1, min(model.width, 64) + 1) if model.width % heads == 0]
+    """Attention heads share the width evenly, in pairs of features where a rotary turns them."""
+    shared, what = (model.width, "the width") if model.rotary == "none" else (model.width // 2, "half the width")
+    fitting = [heads for heads in range(1, min(shared, 64) + 1) if shared % heads == 0]
+    if model.heads not in fitting:
+        pairs = f", as `rotary: {model.rotary}` turns pairs" if model.rotary != "none" else ""
         allowed = ", ".join(map(str, fitting))
         got = f"{model.heads} with a width of {model.width}"
-        yield Problem("foundation.model.heads", f"a divisor of the width: {allowed}", got, "Change one of the two.")
+        yield Problem("foundation.model.heads", f"a divisor of {what}{pairs}: {allowed}", got, "Change one of the two.")
+
+
+def check_cls_tokens(model: ModelConfig) -> Iterator[Problem]:
+    """A layer sums up what CLS tokens became in an earlier one; with `compute_skip` every second sums up nothing."""
+    needed = 3 if model.compute_skip else 2
+    if model.cls_tokens and model.interleaved_layers < needed:
+        skipping = " with `compute_skip`" if model.compute_skip else ""
+        got = f"{model.interleaved_layers} with `cls_tokens: {model.cls_tokens}`"
+        expected = f"at least {needed}{skipping}, since the first layer reads CLS tokens that saw no event"
+        yield Problem("foundation.model.interleaved_layers", expected, got, "Raise it, or remove `cls_tokens`.")
 
 
 def check_split(split: Split) -> Iterator[Problem]:

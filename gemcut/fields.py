@@ -84,4 +84,5 @@ def _tried(annotation: Any, tag: str | int) -> type[BaseModel] | None:
 def _is_type_name(annotation: Any, step: str | int) -> bool:
     """True for the "int" in `(…, "values", 0, "int")`: the member of a union of plain types that was tried."""
     plain = [kind.__name__ for kind in alternatives(annotation) if kind in (int, str, float, bool, timedelta)]
-    return step in plain or (bool(choices(annotation)) and str(step).startswith("literal["))
+    said = ("literal[",) * bool(choices(annotation)) + ("function-before[",) * (timedelta in alternatives(annotation))
+    return step in plain or str(step).startswith(said)

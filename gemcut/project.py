@@ -8,20 +8,22 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from pydantic import Field, ValidationError
 
 from eval.config import TrackingConfig
 from foundation.config import FoundationConfig
-from foundation.data.schema import Name, Schema, Split
+from foundation.data.schema import Name, Schema, Section, Split
 from gemcut import cross_checks as checks
 from gemcut.overrides import apply_overrides
 from gemcut.schema_problems import repair, schema_problems
 from gemcut.yaml_file import dump, read_mapping
 from serving.errors import Problem, ProjectError
 from transfer.config import Placement
+
+Part = TypeVar("Part", bound=Section)
 
 _REPAIRS = 4  # a repair can uncover what pydantic did not look at before
 
@@ -40,7 +42,7 @@ class Project(Schema):
     tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="Where the evidence goes.")
 
     def resolved(self) -> dict[str, Any]:
-        """The whole file with every default written out, as plain data; loading it gives an equal project."""
+        """The whole file with every default that counts, as plain data; loading it gives an equal project."""
         return self.model_dump(mode="json")
 
     def to_yaml(self) -> str:
@@ -101,9 +103,12 @@ def cross_problems(project: Project) -> list[Problem]:
         *checks.check_statistics(project),
         *checks.check_surfaces(project),
         *checks.check_conditions(project),
+        *checks.check_weights(project),
         *checks.check_placements(project, placements),
         *checks.check_history(project, model, placements),
+        *checks.check_recipe(model),
         *checks.check_heads(model),
+        *checks.check_cls_tokens(model),
         *checks.check_split(project.split),
         *checks.check_finite(project.model_dump()),
     )
@@ -116,7 +121,7 @@ def _validated(document: dict[str, Any], file: str) -> Project:
         project: Project | None = _parsed(document, file)
         problems: list[Problem] = []
     except ValidationError as error:
-        problems = schema_problems(error, Project, file)
+        problems = schema_problems(error, Project, file, document)
         project = _repaired(document, file)
     faulty = tuple(problem.where for problem in problems)
     for problem in cross_problems(project) if project else ():
@@ -138,7 +143,27 @@ def _parsed(document: dict[str, Any], file: str) -> Project:
     except ValueError:
         remedy = "Remove the alias (`*name`) that stands inside its own anchor (`&name`)."
         raise ProjectError(Problem(file, "plain data", "a value that contains itself", remedy)) from None
-    return Project.model_validate_json(text, strict=True)
+    return _capped_histories(Project.model_validate_json(text, strict=True))
+
+
+def _capped_histories(project: Project) -> Project:
+    """The project with lengths of histories that the file does not name at most that of the longest log."""
+    limit = max(log.limit for log in project.data.events.values())
+    model = _capped(project.foundation.model, "encoder_events", limit)
+    placements = {
+        name: place.model_copy(update={"student": _capped(place.student, "history", limit)})
+        for name, place in project.placements.items()
+    }
+    foundation = project.foundation.model_copy(update={"model": model})
+    return project.model_copy(update={"foundation": foundation, "placements": placements})
+
+
+def _capped(section: Part, field: str, limit: int) -> Part:
+    if field in section.model_fields_set or getattr(section, field) <= limit:
+        return section
+    capped = section.model_copy(update={field: limit})
+    capped.model_fields_set.discard(field)  # the file does not name it still
+    return capped
 
 
 def _repaired(document: dict[str, Any], file: str) -> Project | None:

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from foundation.config import RECIPE_READS, RECIPE_SIZES, ModelConfig
 from gemcut.fields import alternatives, choices, models
 from gemcut.project import Project
 
@@ -69,14 +70,14 @@ models that read the file (`python -m gemcut.reference`). Small and complete:
 
 **Rules.** An unknown key, a wrong type or a broken reference is an error that names the place, the value, what is
 allowed and the nearest valid name; all errors of a file are listed at once. A key may stand only once in a mapping.
-Paths are relative to the file's folder. A time without a zone is UTC. A duration is `7d`, `12:00:00` or `PT12H`.
-Unlike in YAML 1.1, `no` and `on` are text, and `1e-3` is a number.
+Paths are relative to the file's folder. A time without a zone is UTC. A duration is `7d`, `36h`, `90m` or
+`30s`; also `12:00:00` and `PT12H`. Unlike in YAML 1.1, `no` and `on` are text, and `1e-3` is a number.
 
 **Change one value** without editing the file: `--set foundation.model.width=64`,
 `--set data.impressions.context.0.column=store_id`. The value is YAML; places in a list count from 0.
 
-**The file as it was understood**, with every default written out, is `project.resolved.yaml` in the folder of every
-tracked run and among its artifacts. Its digest (sha256) is a tag of the run and stands in every bundle.
+**The file as it was understood**, with every default that counts written out, is `project.resolved.yaml` in the
+folder of every tracked run and among its artifacts. Its digest (sha256) is a tag of the run and stands in every bundle.
 """
 
 _PLAIN = {
@@ -129,7 +130,20 @@ def _section(path: str, model: type[BaseModel]) -> str:
     for name, field in model.model_fields.items():
         default = _default(field) if name != "kind" else "required"
         lines.append(f"| `{name}` | {_type(field)} | {default} | {_meaning(field)} |")
+    if model is ModelConfig:
+        lines += ["", *_recipes()]
     return "\n".join(lines) + "\n"
+
+
+def _recipes() -> Iterator[str]:
+    """What each recipe sets, and what it reads."""
+    yield "| recipe | sets, where the file does not | reads; the file sets no other |"
+    yield "|---|---|---|"
+    for recipe in choices(ModelConfig.model_fields["recipe"].annotation):
+        sets = ", ".join(f"`{name}: {value}`" for name, value in RECIPE_SIZES[recipe].items()) or "–"
+        reads = RECIPE_READS.get(recipe)
+        fields = [name for name in ModelConfig.model_fields if reads and name in reads]
+        yield f"| `{recipe}` | {sets} | {', '.join(f'`{name}`' for name in fields) or 'every field'} |"
 
 
 def _type(field: FieldInfo) -> str:

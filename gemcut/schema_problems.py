@@ -14,16 +14,23 @@ from gemcut.fields import alternatives, child, choices, field_names, locate, mod
 from serving.errors import Problem, did_you_mean, listed, nearest, shortened
 from serving.ids import IdSpace
 
+_CHANGE = "Change the value."
+_DURATION = "Write for example `7d`, `36h`, `90m`, `12:00:00` or `PT12H`; a bare number has no unit."
 _REMEDIES = {
     "string_type": "Put the text in quotes.",
     "bool_type": "Write `true` or `false`.",
     "int_type": "Write a whole number, without quotes.",
     "float_type": "Write a number, without quotes.",
     "datetime_type": "Write for example `2017-11-01` or `2017-11-01T12:00:00Z`.",
-    "time_delta_type": "Write for example `7d`, `12:00:00` or `PT12H`; a bare number has no unit.",
-    "time_delta_parsing": "Write for example `7d`, `12:00:00` or `PT12H`; a bare number has no unit.",
+    "time_delta_type": _DURATION,
+    "time_delta_parsing": _DURATION,
+    "tuple_type": "Write a list, in brackets: `[one, two]`.",
+    "model_type": "Write its fields, or remove it if it may be left out.",
+    "dict_type": "Write names, each with what it stands for.",
     "string_pattern_mismatch": "Names are at most 63 of a-z, 0-9 and _, and begin with a letter.",
 }
+
+_KINDS = {"tuple_type": "a list", "model_type": "a section", "dict_type": "a mapping of names"}
 
 _STAND_INS: dict[Any, Any] = {
     float: 1.0,
@@ -35,17 +42,29 @@ _STAND_INS: dict[Any, Any] = {
 }
 
 
-def schema_problems(error: ValidationError, root: type[BaseModel], file: str) -> list[Problem]:
-    """One problem for each thing that pydantic found, in the order of the models."""
+def schema_problems(error: ValidationError, root: type[BaseModel], file: str, document: Any) -> list[Problem]:
+    """One problem for each thing that pydantic found in the document, in the order of the models."""
     found: dict[tuple[str, str], Problem] = {}
-    for detail in error.errors(include_url=False):
-        problem = _problem(detail, root, file)
+    details = error.errors(include_url=False)
+    for detail in details:
+        if _lacks_faulty_entries(detail, details):
+            continue
+        problem = _problem(detail, root, file, document)
         earlier = found.get((problem.where, problem.got))
         if earlier:  # pydantic says one thing for each member of a union
-            expected, remedy = f"{earlier.expected} or {problem.expected}", "Change the value."
-            problem = replace(problem, expected=expected, remedy=remedy)
+            remedies = {earlier.remedy, problem.remedy} - {_CHANGE}
+            remedy = remedies.pop() if len(remedies) == 1 else _CHANGE
+            problem = replace(problem, expected=f"{earlier.expected} or {problem.expected}", remedy=remedy)
         found[problem.where, problem.got] = problem
     return list(found.values())
+
+
+def _lacks_faulty_entries(detail: ErrorDetails, details: Sequence[ErrorDetails]) -> bool:
+    """True if a list is too short for pydantic, which does not count the entries that it found faulty."""
+    place = detail["loc"]
+    return detail["type"] == "too_short" and any(
+        len(other["loc"]) > len(place) and other["loc"][: len(place)] == place for other in details
+    )
 
 
 def repair(document: Any, error: ValidationError, root: type[BaseModel]) -> None:
@@ -97,7 +116,7 @@ def _stand_in(kind: Any) -> Any:
     return known[0] if known else {}
 
 
-def _problem(detail: ErrorDetails, root: type[BaseModel], file: str) -> Problem:
+def _problem(detail: ErrorDetails, root: type[BaseModel], file: str, document: Any) -> Problem:
     path, kind = locate(root, detail["loc"])
     where = f"{file}: {'.'.join(map(str, path))}"
     if detail["type"] == "extra_forbidden":
@@ -106,13 +125,14 @@ def _problem(detail: ErrorDetails, root: type[BaseModel], file: str) -> Problem:
         return _missing(where, str(path[-1]), parent=_parent(root, detail))
     if detail["type"] in ("union_tag_not_found", "union_tag_invalid"):
         return _kind(where, detail, kind)
-    got = shortened(detail["input"])
+    parsed = isinstance(detail["input"], timedelta)
+    got = shortened(_at(document, path) if parsed else detail["input"])
     if (words := choices(kind)) and len(alternatives(kind)) == 1:
         return Problem(where, f"one of {listed(words)}", got, did_you_mean(str(detail["input"]), words, "Choose one."))
     if detail["type"] == "value_error":
         expected, _, said = str(detail.get("ctx", {}).get("error")).removeprefix("expected ").partition("; got ")
-        return Problem(where, expected, said or got, "Change the value.")
-    return Problem(where, _expected(detail), got, _REMEDIES.get(detail["type"], "Change the value."))
+        return Problem(where, expected, said or got, _CHANGE)
+    return Problem(where, _expected(detail), got, _REMEDIES.get(detail["type"], _CHANGE))
 
 
 def _parent(root: type[BaseModel], detail: ErrorDetails) -> Any:
@@ -140,6 +160,10 @@ def _kind(where: str, detail: ErrorDetails, union: Any) -> Problem:
 
 def _expected(detail: ErrorDetails) -> str:
     """What pydantic wanted, without its "Input should be"."""
+    if detail["type"] in _KINDS:
+        return _KINDS[detail["type"]]
+    if detail["type"] == "too_short":
+        return f"at least {detail.get('ctx', {}).get('min_length')} in it"
     message = detail["msg"]
     for prefix in ("Input should be ", "Input should have ", "Value error, "):
         message = message.removeprefix(prefix)

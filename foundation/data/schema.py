@@ -6,24 +6,61 @@ These models are the `tables`, `data`, `surfaces`, `objectives` and `split` sect
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
 import numpy as np
 import orjson
+from annotated_types import Ge
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from serving.ids import IdSpace
 from serving.numbers import NumberRule
-from serving.statistics import IMPRESSIONS, Measure, StatisticRule
+from serving.statistics import IMPRESSIONS, UNITS_US, Measure, StatisticRule, window_name
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
 TimeUnit = Literal["s", "ms", "us", "ns"]
 
 USER, ITEM, SURFACE = "user", "item", "surface"
 MICROSECOND = timedelta(microseconds=1)
+
+_SHORT = re.compile(rf"([+-]?[0-9]{{1,9}})({'|'.join(UNITS_US)})")
+_LONG = TypeAdapter(timedelta)
+
+
+def read_duration(value: object) -> object:
+    """A duration written as `36h` or as pydantic reads it; anything else as it came, for pydantic to refuse.
+
+    Example:
+        >>> [str(read_duration(text)) for text in ("36h", "90s", "PT12H")]
+        ['1 day, 12:00:00', '0:01:30', '12:00:00']
+        >>> read_duration("week"), read_duration(7)
+        ('week', 7)
+    """
+    if not isinstance(value, str):
+        return value
+    if short := _SHORT.fullmatch(value):
+        return int(short[1]) * UNITS_US[short[2]] * MICROSECOND
+    try:
+        return _LONG.validate_python(value)
+    except ValidationError:
+        return value
+
+
+def shown_duration(duration: timedelta) -> str:
+    """A duration as a project file may have it.
+
+    Example:
+        >>> shown_duration(timedelta(days=7)), shown_duration(timedelta(hours=-36)), shown_duration(timedelta(0))
+        ('7d', '-36h', '0s')
+    """
+    return window_name(duration // MICROSECOND) if duration else "0s"
+
+
+Duration = Annotated[timedelta, Ge(timedelta(0)), BeforeValidator(read_duration)]
 
 # How statistics become model inputs: the same whatever the data, so nobody has to fit scales.
 STATISTIC_RULES: dict[Measure, NumberRule] = {
@@ -154,9 +191,8 @@ class Objective(Section):
     surfaces: tuple[str, ...] | None = Field(
         default=None, description="Surfaces on which the objective exists; all of them if absent."
     )
-    delay: timedelta = Field(
+    delay: Duration = Field(
         default=timedelta(0),
-        ge=timedelta(0),
         description="How long after the request the label is settled. Rows younger than this at the training cut "
         "are not learned from.",
     )
@@ -187,7 +223,7 @@ class Statistic(Section):
         description="Features whose raw values must agree: id features that both the source and the impressions have, "
         "`user`, `item` and, where the source has it, `surface` among them.",
     )
-    windows: tuple[timedelta | Literal["all"], ...] = Field(
+    windows: tuple[Duration | Literal["all"], ...] = Field(
         default=("all",), min_length=1, description="How far back to count, one number each: a duration, or `all`."
     )
     recency: bool = Field(default=True, description="Also the hours since the newest one.")
@@ -265,6 +301,15 @@ class Schema(Section):
     def label_delay(self, objective: str | None) -> timedelta:
         """How long after its request a label is settled; 0 without an objective."""
         return self.objectives[objective].delay if objective in self.objectives else timedelta(0)
+
+    def masked_by(self, objective: str) -> str | None:
+        """The objective that must have come true for a row to count for this one; None if every row counts."""
+        declared = self.objectives[objective]
+        return declared.given if declared.conditional == "masked" else None
+
+    def settled_after(self, objective: str) -> timedelta:
+        """How long after its request it is known whether a row counts for an objective, and with which label."""
+        return max(self.label_delay(objective), self.label_delay(self.masked_by(objective)))
 
     def is_request_level(self, rule: StatisticRule) -> bool:
         """True if every candidate of a request has the same values: the key is of features of the request."""

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import duckdb
 
 from foundation.data.checks import place
-from foundation.data.schema import Schema, Split
+from foundation.data.schema import MICROSECOND, Schema, Split, shown_duration
 from foundation.data.sources import Source
 from foundation.data.sql import identifier, readable
 from serving.errors import Problem
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +24,9 @@ class Head:
     Attributes:
         surface: its surface.
         objective: its objective.
-        known: rows with a label.
-        positives: rows with label 1.
-        training_known: rows with a label that is settled before the test period.
+        known: rows with a label that counts: of a masked objective only where its condition is met, as in training.
+        positives: those of them with label 1.
+        training_known: rows with a label that counts and is settled before the test period.
         training_positives: those of them with label 1.
     """
 
@@ -112,8 +111,8 @@ def summarize(
         test_requests=counts[3],
         num_users=counts[4],
         num_items=counts[5],
-        first=_EPOCH + counts[6] * _MICROSECOND,
-        last=_EPOCH + last * _MICROSECOND,
+        first=_EPOCH + counts[6] * MICROSECOND,
+        last=_EPOCH + last * MICROSECOND,
         rows=_rows_by_surface(connection, shown, schema),
         heads=_heads(connection, shown, schema=schema, cut=cut),
         logs=tuple(_log(connection, sources[name], last) for name in names),
@@ -136,11 +135,14 @@ def total_problems(
         known = sum(head.training_known for head in heads)
         positives = sum(head.training_positives for head in heads)
         if not 0 < positives < known:
-            settled = f" (settled after {objective.delay})" if objective.delay else ""
+            condition, delay = schema.masked_by(name), schema.settled_after(name)
+            settled = f" (settled after {shown_duration(delay)})" if delay else ""
             got = f"{positives:,} positives and {known - positives:,} negatives before the split{settled}"
             where = place(sources["impressions"], sources["impressions"].column(f"label.{name}"))
-            remedy = "Check the column, `delay` and `surfaces` of the objective, or move the split."
-            yield Problem(where, "both 0 and 1 among the training rows", got, remedy)
+            met = f" where `{condition}` is 1" if condition else ""
+            given = ", `given`" if objective.given else ""
+            remedy = f"Check the column, `delay`{given} and `surfaces` of the objective, or move the split."
+            yield Problem(where, f"both 0 and 1 among the training rows{met}", got, remedy)
     for log in summary.logs:
         if log.after_last_request == log.num_events:
             source = sources[f"events.{log.name}"]
@@ -157,7 +159,7 @@ def microseconds(time: datetime) -> int:
         >>> microseconds(datetime(1970, 1, 2))
         86400000000
     """
-    return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // _MICROSECOND
+    return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // MICROSECOND
 
 
 def _rows_by_surface(connection: duckdb.DuckDBPyConnection, shown: Source, schema: Schema) -> dict[str, int]:
@@ -170,9 +172,11 @@ def _rows_by_surface(connection: duckdb.DuckDBPyConnection, shown: Source, schem
 
 def _heads(connection: duckdb.DuckDBPyConnection, shown: Source, *, schema: Schema, cut: int) -> tuple[Head, ...]:
     terms: list[str] = []
-    for name, objective in schema.objectives.items():
-        label = identifier(f"label.{name}")
-        settled = f"time + {objective.delay // _MICROSECOND} <= {cut} AND time < {cut}"
+    for name in schema.objectives:
+        label, condition = identifier(f"label.{name}"), schema.masked_by(name)
+        if condition:
+            label = f"CASE WHEN {identifier(f'label.{condition}')} = 1 THEN {label} END"
+        settled = f"time + {schema.settled_after(name) // MICROSECOND} <= {cut} AND time < {cut}"
         terms += [f"count({label})", f"count(*) FILTER (WHERE {label} = 1)"]
         terms += [f"count({label}) FILTER (WHERE {settled})", f"count(*) FILTER (WHERE {label} = 1 AND {settled})"]
     rows = shown.select(["surface", "time", *shown.named("label.")])

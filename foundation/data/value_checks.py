@@ -1,6 +1,6 @@
 """What `validate` asks of the rows of one table, beyond what `prepare` must refuse.
 
-Ids, times and time zones that make sense; surfaces that are known; an item once in a request.
+Ids, times and time zones that make sense; surfaces that are known; labels that agree; an item once in a request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NANOSECONDS_IN_S = 1_000_000_000
 
 
 def with_value_checks(source: Source, schema: Schema) -> Source:
-    """The table with checks of its ids added, and without those of times and surfaces, which have better ones below."""
+    """The table with checks of ids and labels, without those of times and surfaces, which have better ones below."""
     values = _listed_values(schema)
     columns: list[Column] = []
     for column in source.columns:
@@ -38,6 +38,8 @@ def with_value_checks(source: Source, schema: Schema) -> Source:
             checks = (Check(checks[0].broken, "a candidate in every row", remedy), *checks[1:])
         if column.kind in ("int", "key") and any(pa.types.is_signed_integer(found) for found in column.types):
             checks = (*checks, _id_check(column, values.get(column.where, ())))
+        elif column.kind == "label":
+            checks = (*checks, *_product_checks(column, source, schema))
         columns.append(replace(column, checks=checks))
     return replace(source, columns=tuple(columns))
 
@@ -51,6 +53,22 @@ def _id_check(column: Column, values: Sequence[int]) -> Check:
     unknown = "write null" if "." in column.name else "drop these rows"
     remedy = f"If it means that the id is not known, {unknown}; if it is a hash, store it as uint64 or declare strings."
     return Check(broken, f"ids from 0 to {LARGEST - 1}", remedy)
+
+
+def _product_checks(column: Column, source: Source, schema: Schema) -> Iterator[Check]:
+    """No label 1 of a product where its condition is 0: no model can score both, since P(both) <= P(condition)."""
+    name = column.name.removeprefix("label.")
+    objective, heads = schema.objectives[name], set(schema.heads())
+    if objective.given is None or objective.conditional != "product":
+        return
+    expressions = {other.name: other.expression for other in source.columns}
+    condition, surface = expressions.get(f"label.{objective.given}"), expressions.get("surface")
+    if column.expression and condition and surface:  # empty where the column itself is wrong
+        places = ", ".join(str(place) for place, known in enumerate(schema.surfaces) if (known, name) in heads)
+        broken = f"({column.expression}) = 1 AND ({condition}) = 0 AND ({surface}) IN ({places})"
+        expected = f"no 1 where `{objective.given}`, which it is given, is 0"
+        remedy = "Correct the labels, remove `given`, or say `conditional: masked` to leave these rows out."
+        yield Check(broken, expected, remedy)
 
 
 def _listed_values(schema: Schema) -> dict[str, tuple[int, ...]]:

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import numpy as np
 
 from foundation.data.batch import Float32Array, Int64Array, RequestBatch
-from foundation.data.schema import Schema
-
-MICROSECOND = timedelta(microseconds=1)
+from foundation.data.schema import MICROSECOND, Schema
 
 
 def label_delays(schema: Schema) -> Int64Array:
     """[K] int64, microseconds: how long after its request each objective's label, and its condition, is known."""
-    own = {name: objective.delay // MICROSECOND for name, objective in schema.objectives.items()}
-    conditions = _conditions(schema)
-    return np.array([max(own[name], own[conditions.get(name, name)]) for name in own], dtype=np.int64)
+    return np.array([schema.settled_after(name) // MICROSECOND for name in schema.objectives], dtype=np.int64)
 
 
 def counted_labels(batch: RequestBatch, schema: Schema) -> Float32Array:
     """[C, K] float32: the batch's labels, with NaN where a masked objective's condition is not known to be met."""
-    conditions, places = _conditions(schema), {name: place for place, name in enumerate(schema.objectives)}
+    places = {name: place for place, name in enumerate(schema.objectives)}
     labels = batch.labels.copy()
-    for name, given in conditions.items():
-        labels[batch.labels[:, places[given]] != 1, places[name]] = np.nan
+    for name, place in places.items():
+        if condition := schema.masked_by(name):
+            labels[batch.labels[:, places[condition]] != 1, place] = np.nan
     return labels
 
 
@@ -41,12 +36,3 @@ def settled_labels(batch: RequestBatch, schema: Schema, until_us: int) -> Float3
     """
     labels, times = counted_labels(batch, schema), np.repeat(batch.times, np.diff(batch.candidate_offsets))
     return np.where(times[:, None] + label_delays(schema) > until_us, np.float32(np.nan), labels)
-
-
-def _conditions(schema: Schema) -> dict[str, str]:
-    """What each masked objective is given."""
-    return {
-        name: objective.given
-        for name, objective in schema.objectives.items()
-        if objective.given is not None and objective.conditional == "masked"
-    }

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
 
 from gemcut.console import Screen
 from gemcut.project import LoadedProject
@@ -29,7 +33,26 @@ def validate(loaded: LoadedProject, screen: Screen, *, sample_rows: int | None =
     screen.say(f"[green]sound[/green]: {loaded.path}")
     if validation.summary is not None:
         _print(validation.summary, screen)
-    return {"sound": True, "summary": asdict(validation.summary) if validation.summary else None}
+    hints = list(_hints(loaded, validation.summary if sample_rows is None else None))
+    for hint in hints:
+        screen.say(f"  [yellow]note[/yellow] {escape(hint)}")
+    return {"sound": True, "summary": asdict(validation.summary) if validation.summary else None, "hints": hints}
+
+
+def _hints(loaded: LoadedProject, summary: Summary | None) -> Iterator[str]:
+    """What is allowed and hardly meant."""
+    training, cpus = loaded.project.foundation.training, os.cpu_count() or 1
+    if summary is not None and training.batch_requests >= summary.training_requests:
+        yield (
+            f"foundation.training.batch_requests is {training.batch_requests:,} and there are "
+            f"{summary.training_requests:,} requests to train on: the one step scores every row before anything is "
+            "learned. Lower it."
+        )
+    if training.threads > cpus:
+        yield (
+            f"foundation.training.threads is {training.threads:,} and this machine has {cpus:,} CPUs: more threads "
+            "than CPUs only get in each other's way. Lower it."
+        )
 
 
 def _print(summary: Summary, screen: Screen) -> None:

@@ -121,6 +121,17 @@ def test_a_command_ends_with_what_to_run_next_and_one_json_document(gemcut, tiny
     assert err.splitlines()[-1] == f"next: gemcut prepare -p {tiny_logs.path} --set '{override}'"
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("foundation.training.batch_requests", 10**6), ("foundation.training.threads", 1024)]
+)
+def test_validate_notes_what_is_allowed_and_hardly_meant(gemcut, tiny_logs, field, value):
+    code, out, err = gemcut("validate", "-p", tiny_logs.path, "--set", f"{field}={value}", "--json")
+    assert code in (0, None)
+    [hint] = json.loads(out.splitlines()[-1])["hints"]
+    assert hint.startswith(f"{field} is {value:,}")
+    assert hint in err
+
+
 def test_without_json_standard_output_is_empty(gemcut, tiny_logs):
     assert gemcut("validate", "-p", tiny_logs.path)[:2] in [(0, ""), (None, "")]
 

@@ -116,6 +116,54 @@ def test_an_exponent_without_a_dot_is_a_number(tmp_path):
     assert loaded.project.foundation.training.dense_learning_rate == 1e-4
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("7d", 604_800),
+        ("36h", 129_600),
+        ("90m", 5400),
+        ("90s", 90),
+        ("5us", 5e-6),
+        ("12:00:00", 43_200),
+        ("PT12H", 43_200),
+    ],
+)
+def test_a_duration_is_a_number_and_its_unit_or_as_iso_has_it(tmp_path, text, seconds):
+    project = load(tmp_path, changed("delay: 7d", f"delay: {text}")).project
+
+    assert project.objectives["buy"].delay == timedelta(seconds=seconds)
+
+
+def test_lengths_that_the_file_does_not_name_are_at_most_those_of_the_longest_log(tmp_path):
+    loaded = load(tmp_path, changed("files: events.parquet", "files: events.parquet\n      limit: 20"))
+
+    assert loaded.project.foundation.model.encoder_events == 20
+    assert loaded.project.placements["front"].student.history == 20
+    assert load(tmp_path, loaded.project.to_yaml()).digest == loaded.digest
+
+
+@pytest.mark.parametrize(
+    ("model", "absent"),
+    [
+        ("{recipe: din}", {"match", "heads", "cross_layers"}),
+        ("{recipe: dcnv2}", {"match", "heads", "encoder_events"}),
+        ("{recipe: fast, cross_layers: 0}", {"cross_rank"}),
+    ],
+)
+def test_a_resolved_file_leaves_out_what_its_model_does_not_read_so_that_it_loads_again(tmp_path, model, absent):
+    loaded = load(tmp_path, SOUND + f"foundation: {{model: {model}}}\n")
+
+    assert not absent & loaded.project.resolved()["foundation"]["model"].keys()
+    assert load(tmp_path, loaded.project.to_yaml()).project == loaded.project
+
+
+def test_sizes_of_a_recipe_are_not_set_by_the_file(tmp_path):
+    model = load(tmp_path, SOUND, "foundation.model={recipe: fast, hidden: 64}").project.foundation.model
+
+    assert (model.cross_rank, model.hidden) == (64, 64)
+    assert model.model_fields_set == {"recipe", "hidden"}
+
+
 PURCHASES = SOUND[SOUND.index("\n    purchases:") : SOUND.index("\n  items: {files")]
 FIELDS = {  # name: (what is changed, to what, where, words of the message)
     "misspelt key": (
@@ -163,6 +211,9 @@ FIELDS = {  # name: (what is changed, to what, where, words of the message)
     "name with a capital": ("name: shop", "name: Shop", "name", "'Shop' a-z"),
     "entry with a capital": ("front: {", "Front: {", "placements.Front", "'Front' a-z"),
     "duration without unit": ("delay: 7d", "delay: 7", "objectives.buy.delay", "duration 7 `7d`"),
+    "negative duration": ("delay: 7d", "delay: -1d", "objectives.buy.delay", "greater 0 '-1d'"),
+    "text for a list": ("[home, search]", "home", "surfaces", "a list 'home' brackets"),
+    "null for a section": ("name: shop", "name: shop\nfoundation: null", "foundation", "a section None fields"),
     "no date": ("2017-11-01", "November", "split.test_from", "'November' 2017-11-01"),
     "number for a date": ("2017-11-01", "20171101", "split.test_from", "20171101"),
     "two vocabularies": ("store: {buckets: 50}", "store: {buckets: 50, values: [1]}", "tables.store", "exactly one of"),
@@ -302,6 +353,42 @@ SECTIONS = {
         "foundation.model.heads",
         "divisor 3 32",
     ),
+    "heads of odd width under a rotary": (
+        "name: shop",
+        "name: shop\nfoundation: {model: {heads: 4, width: 12, rotary: position}}",
+        "foundation.model.heads",
+        "half `rotary: position` 1, 2, 3, 6 4 12",
+    ),
+    "CLS tokens that no layer reads after they saw events": (
+        "name: shop",
+        "name: shop\nfoundation: {model: {cls_tokens: 2}}",
+        "foundation.model.interleaved_layers",
+        "2 1 `cls_tokens:",
+    ),
+    "CLS tokens that the second layer skips": (
+        "name: shop",
+        "name: shop\nfoundation: {model: {cls_tokens: 2, interleaved_layers: 2, compute_skip: true}}",
+        "foundation.model.interleaved_layers",
+        "3 2 `compute_skip`",
+    ),
+    "field that the recipe does not read, at its default": (
+        "name: shop",
+        "name: shop\nfoundation: {model: {recipe: din, match: true}}",
+        "foundation.model.match",
+        "`din` `encoder_events` True Remove",
+    ),
+    "rank of no cross layers": (
+        "name: shop",
+        "name: shop\nfoundation: {model: {cross_layers: 0, cross_rank: 8}}",
+        "foundation.model.cross_rank",
+        "`cross_layers` above 0 8",
+    ),
+    "nothing to learn": (
+        "click: {}\n  buy: {delay: 7d, surfaces: [home]}",
+        "click: {weight: 0}\n  buy: {weight: 0}",
+        "objectives",
+        "above 0 `buy`, `click`",
+    ),
     "budget": (
         "rate_per_s: 100",
         "rate_per_s: 100, max_duration_s: 2",
@@ -366,25 +453,31 @@ SECTIONS = {
         "name: shop",
         "name: shop\nstatistics: {seen: {source: impressions, key: [item], windows: [all, PT0S]}}",
         "statistics.seen.windows.1",
-        "above 0 0:00:00",
+        "above 0 0s",
+    ),
+    "window of less than nothing": (
+        "name: shop",
+        "name: shop\nstatistics: {seen: {source: impressions, key: [item], windows: [-1d]}}",
+        "statistics.seen.windows.0",
+        "0 'all' '-1d'",
     ),
     "window of more than a century": (
         "name: shop",
         "name: shop\nstatistics: {seen: {source: impressions, key: [item], windows: [P40000D]}}",
         "statistics.seen.windows.0",
-        "36,500 40000",
+        "36,500 40000d",
     ),
     "window twice": (
         "name: shop",
-        "name: shop\nstatistics: {seen: {source: impressions, key: [item], windows: [7d, P7D]}}",
+        "name: shop\nstatistics: {seen: {source: impressions, key: [item], windows: [7d, 168h]}}",
         "statistics.seen.windows",
-        "2 times",
+        "`7d` 2 times",
     ),
     "window that is none": (
         "name: shop",
         "name: shop\nstatistics: {seen: {source: impressions, key: [item], windows: [week]}}",
         "statistics.seen.windows.0",
-        "duration all week",
+        "duration all week `36h`",
     ),
     "statistic with the name of a feature": (
         "[{kind: number, name: price}]\n" + SOUND.partition("name: price}]\n")[2].partition("placements:")[0],
@@ -460,6 +553,16 @@ def test_a_faulty_field_hides_no_fault_between_sections_and_makes_none(tmp_path)
     found = [problem.where.partition(": ")[2] for problem in problems(tmp_path, text)]
 
     assert found == ["tables.store.buckets", "placements.front.objectives.1"]
+
+
+@pytest.mark.parametrize("windows", ["[7]", "[week, 7]"])
+def test_faulty_entries_of_a_list_do_not_make_it_too_short(tmp_path, windows):
+    found = problems(
+        tmp_path, SOUND + f"statistics: {{seen: {{source: impressions, key: [item], windows: {windows}}}}}\n"
+    )
+
+    assert [problem.where.rpartition(".")[2] for problem in found] == [str(at) for at in range(len(found))]
+    assert all("`36h`" in problem.remedy for problem in found)
 
 
 SYNTAX = {
@@ -595,7 +698,7 @@ def documents(draw):
     document["objectives"] = {
         name: {
             "delay": draw(st.sampled_from(["7d", "PT12H", "1:30:00", "P1DT0.000001S"])),
-            "weight": draw(st.floats(0, 9)),
+            "weight": draw(st.floats(0.001, 9)),
         }
         for name in objectives
     }
@@ -603,7 +706,7 @@ def documents(draw):
         name: {
             "source": "impressions",
             "key": draw(st.lists(st.sampled_from(["user", "item", "surface", "store"]), min_size=1, unique=True)),
-            "windows": draw(st.sampled_from([["all"], ["7d"], ["P1D", "PT36H", "all"]])),
+            "windows": draw(st.sampled_from([["all"], ["7d"], ["P1D", "36h", "all"]])),
             "recency": draw(st.booleans()),
             "objective": draw(st.sampled_from([None, *objectives])),
         }
@@ -682,6 +785,7 @@ def test_the_reference_is_that_of_the_models():
         "| `delay` | duration, at least 0 | 0 | How long",
         "| `encoder_events` | whole number, at least 1, at most 16,384 | `64` | ",
         "| `limit_ms` | number, above 0 | required | Latency limit in milliseconds. |",
+        "| `din` | `encoder_events: 50` | `recipe`, `width`, `encoder_events`, `hidden` |",
     ],
 )
 def test_the_reference_says_what_type_limits_and_default_a_field_has(row):

@@ -276,7 +276,15 @@ CASES = {  # what is broken: (how, words of the one problem that follows)
     ),
     "label never settled in the training period": (
         lambda logs: logs.document["objectives"]["click"].update(delay=timedelta(days=100)),
-        f"{IMPRESSIONS} 'click' 0 positives 0 negatives 100 days delay",
+        f"{IMPRESSIONS} 'click' 0 positives 0 negatives 100d delay",
+    ),
+    "label 1 of a product whose condition is 0": (
+        lambda logs: logs.document["objectives"]["buy"].update(given="click"),
+        f"{IMPRESSIONS} 'buy' `click` {sum(row % 4 == 0 and row // 3 % 2 == 0 for row in range(ROWS))} `given` masked",
+    ),
+    "masked objective without positives where its condition is met": (
+        lambda logs: logs.document["objectives"]["buy"].update(given="click", conditional="masked"),
+        f"'buy' `click` 0 positives {sum(row % 4 == 1 and row // 3 % 2 == 0 for row in range(48))} negatives `given`",
     ),
     # times
     "milliseconds declared as seconds": (
@@ -408,6 +416,25 @@ def test_labels_are_counted_as_a_slow_loop_counts_them(logs):
         assert head.training_positives == sum(row[head.objective] for row in training)
 
 
+def test_labels_of_a_masked_objective_count_where_and_when_its_condition_is_met(logs):
+    days = timedelta(days=3)
+    logs.document["objectives"]["click"]["delay"] = days
+    logs.document["objectives"]["buy"].update(given="click", conditional="masked", delay=timedelta(days=1))
+    logs.put("impressions", "buy", [None if row % 8 == 7 else row // 2 % 2 for row in range(ROWS)])
+    logs.write()
+    rows = logs.tables["impressions"].to_pylist()
+
+    validation = logs.check()
+
+    assert said(validation) == []
+    assert validation.summary is not None
+    [head] = [head for head in validation.summary.heads if head.objective == "buy"]
+    known = [row for row in rows if row["surface"] == "home" and row["click"] == 1 and row["buy"] is not None]
+    training = [row for row in known if row["time"] + days <= logs.test_from]
+    assert (head.known, head.positives) == (len(known), sum(row["buy"] for row in known))
+    assert (head.training_known, head.training_positives) == (len(training), sum(row["buy"] for row in training))
+
+
 def test_shares_of_unknown_items_and_users_are_hints_and_no_problems(logs):
     logs.tables["items"] = logs.tables["items"].slice(1)
     logs.tables["users"] = logs.tables["users"].slice(0, 2)
@@ -462,6 +489,10 @@ FINE = {
     "nanosecond timestamps": lambda logs: logs.cast("impressions", "time", pa.timestamp("ns")),
     "rows in any order": lambda logs: logs.tables.update(
         impressions=logs.tables["impressions"].take(list(range(ROWS))[::-1])
+    ),
+    "a product that is 1 where its condition is, and on its surface": lambda logs: (
+        logs.document["objectives"]["buy"].update(given="click"),
+        logs.put("impressions", "buy", [int(row % 4 == 1 or row // 3 % 2 == 1) for row in range(ROWS)]),
     ),
     "events later than the last request": lambda logs: logs.put_value("events", "time", START + timedelta(days=400)),
 }

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from foundation.config import ModelConfig
+from foundation.config import RECIPE_READS, ModelConfig
 from foundation.data.schema import ids_of, numbers_of
 from foundation.model.gem import GemModel
 from foundation.model.history import Events, merged
@@ -57,6 +57,20 @@ def changes_of_one_input(schema, request):
         ids, numbers, ages = parts
         yield from columns(f"history.{log}", schema.event_features(log), ids, numbers)
         yield changed(f"history.{log}.ages", lambda r, ages=ages: ages(r).__imul__(8))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_reads_the_fields_that_the_configuration_says(schema, config, recipe):
+    asked = {"recipe"}
+
+    class Asked:
+        def __getattr__(self, name):
+            asked.add(name)
+            return getattr(config, name)
+
+    RECIPES[recipe](schema, Asked())
+
+    assert asked == RECIPE_READS.get(recipe, set(ModelConfig.model_fields))
 
 
 def test_the_configuration_names_every_recipe():

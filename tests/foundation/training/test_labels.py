@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from foundation.data.schema import Objective
+from foundation.data.schema import Objective, Schema
 from foundation.training.labels import counted_labels, label_delays, settled_labels
 
 UNTIL = 1_700_000_000_000_000
@@ -18,7 +18,7 @@ def settled(times, counts, labels):
         candidate_offsets=np.cumsum([0, *counts]),
         labels=np.array(labels, dtype=np.float32),
     )
-    return settled_labels(batch, SimpleNamespace(objectives=objectives), UNTIL)
+    return settled_labels(batch, Schema.model_construct(objectives=objectives), UNTIL)
 
 
 def test_a_label_that_settles_at_the_cut_is_kept_and_one_microsecond_later_is_not():
@@ -41,7 +41,9 @@ def test_unknown_stays_unknown_and_the_batch_stays_as_it_was():
 
 def conditional(kind, delay=timedelta(0)):
     given = Objective(delay=timedelta(hours=2))
-    return SimpleNamespace(objectives={"many": Objective(given="buy", conditional=kind, delay=delay), "buy": given})
+    return Schema.model_construct(
+        objectives={"many": Objective(given="buy", conditional=kind, delay=delay), "buy": given}
+    )
 
 
 def counted(schema):
