@@ -10,7 +10,7 @@ from foundation.data.schema import Section
 
 RECIPE_SIZES: dict[str, dict[str, Any]] = {
     "gem": {},
-    "fast": {"encoder_events": 32, "cross_rank": 64, "hidden": 128},
+    "fast": {"encoder_events": 32, "interleaved_layers": 0, "cross_rank": 64, "hidden": 128},
     "dcnv2": {},
     "din": {"encoder_events": 50},
 }
@@ -40,7 +40,11 @@ class ModelConfig(Section):
         description="One encoder a log, or one over the events of all logs in order of time.",
     )
     interleaved_layers: int = Field(
-        default=1, ge=1, le=32, description="Layers in which sequences and request tokens learn from each other."
+        default=1,
+        ge=0,
+        le=32,
+        description="Layers in which sequences and request tokens learn from each other; with 0, candidates look at "
+        "events as they are.",
     )
     window: int | None = Field(
         default=None, ge=1, description="Events attend to neighbours at most so many places away; to all if absent."

@@ -10,6 +10,7 @@ RATES = TrainerConfig(dense_learning_rate=1e-3, table_learning_rate=1e-2)
 GEM = {
     "gem": {},
     "merged": {"histories": "merged"},
+    "events as they are": {"interleaved_layers": 0},
     "windowed, every second round skips": {"window": 2, "compute_skip": True, "scale": "inside", "activation": "gelu"},
     "activations made again": {"checkpoint_activations": True},
     "rotary on log age, CLS, factors": {"rotary": "log_age", "cls_tokens": 2, "personalisation": "vector"},
