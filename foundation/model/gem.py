@@ -245,8 +245,8 @@ class Trunk(nn.Module):
     ) -> Tensor:
         """[C, width], inputs [B, D_r] and [C, D_c], the surface's token [C, D] → [C, hidden], at least 0."""
         owner = batch.request_of_candidate
-        experts = isinstance(self.first, SurfaceExperts)
-        x = self.first(interacted, batch.surfaces[owner]) if experts else self.first(interacted)
+        by_surface = isinstance(self.first, SurfaceExperts)
+        x = self.first(interacted, batch.surfaces[owner]) if by_surface else self.first(interacted)
         x = self._gated(0, functional.relu(x), surface)
         x = self.second(x)
         if self.crossed is not None:

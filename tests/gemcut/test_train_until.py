@@ -1,7 +1,7 @@
 """`gemcut train --until`: learning on after the cut, and what stays of the cut."""
 
 import json
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def test_a_training_that_was_begun_to_go_further_says_so_and_where_its_figures_e
     train_and_stop(space.foundation_job(end_us), 1)
     code, out, said = gemcut("train", "-p", project.path, "--json")
     assert code in (0, None)
-    end = (datetime(1970, 1, 1) + timedelta(microseconds=end_us)).isoformat()  # noqa: DTZ001 - UTC, as it is written
+    end = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=end_us)).replace(tzinfo=None).isoformat()
     assert f"this training was begun to go to {end}; going on to that" in said
     assert "to 2024-02-18T00:00:00; each row" in said
     assert f"from there to {end}, still learning" in said

@@ -62,7 +62,10 @@ def test_a_step_gives_the_scores_of_the_average_if_they_are_wanted(trainer_with,
     trainer = trainer_with(3)
     learned(trainer, batch)
     expected = trainer.score(batch)
-    loss = lambda out: masked_cross_entropy(out, batch.labels, torch.ones(2))  # noqa: E731
+
+    def loss(logits):
+        return masked_cross_entropy(logits, batch.labels, torch.ones(2))
+
     assert torch.equal(trainer.step(batch, loss)[0].nan_to_num(), expected.nan_to_num())
     averaged = trainer.score(batch)
     assert not torch.equal(trainer.step(batch, loss, scored=False)[0].nan_to_num(), averaged.nan_to_num())
