@@ -118,8 +118,8 @@ def ablation(
     surface: Annotated[str | None, typer.Option(help="Of `only_surface`; the project's first if absent.")] = None,
     variants: Annotated[Path, typer.Option(help="A file of variants.")] = VARIANTS,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of each.")] = 2,
+    until: Annotated[str, typer.Option(help="Rows before this time only; `end` for all.")] = "end",
     overrides: SetOption = None,
-    resamples: Annotated[int, typer.Option(min=2, help="Of the intervals.")] = 500,
 ) -> None:
     """See the module."""
     screen, known = Screen(), read_variants(variants)
@@ -127,11 +127,11 @@ def ablation(
     surfaces: dict[str, str] = {}
     for name, variant in known.items():
         objectives = list(load_project(project, overrides or ()).project.objectives)
-        changed = opened(project, [*(overrides or ()), *variant.overrides(objectives, objective)])
+        changed = opened(project, [*(overrides or ()), *variant.overrides(objectives, objective)], until=until)
         where = (surface or changed.loaded.project.surfaces[0]) if variant.only_surface else None
         tables[name] = score_variant(changed, out / name, seeds, where, screen, name=name)
         surfaces |= {} if where is None else {name: where}
-    compared = compare_variants(tables, objective, Bootstrap(num_resamples=resamples))
+    compared = compare_variants(tables, objective, Bootstrap())
     lines, title = lines_of(compared, surfaces), f"{objective}: {next(iter(known))} beside what it is without"
     show(title, COLUMNS, lines)
     content = {name: asdict(part) for name, part in compared.items()}

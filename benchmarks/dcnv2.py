@@ -76,13 +76,16 @@ class Step:
 
 
 def steps_of(rows: Rows, batch_requests: int, *, end: int) -> Iterator[Step]:
-    """A pass over the first `end` rows: a label is learned once, when it is settled at its batch's first request.
+    """A pass over the first `end` rows: a label is learned once, when it was settled before its batch's first request.
 
-    Labels without delay are learned with their own batch.
+    Labels without delay are learned with their own batch; late ones when as many rows have one as the batch has rows. A
+    few of them at every step would weigh as much as all that the batch itself says.
     """
     delays = label_delays(rows.schema).tolist()
     places = {delay: tuple(k for k, other in enumerate(delays) if other == delay) for delay in sorted(set(delays))}
     learned = dict.fromkeys(places, 0)
+    has_any = {delay: np.isfinite(rows.labels[:end, columns]).any(axis=1) for delay, columns in places.items()}
+    known = {delay: np.append(0, found.cumsum()) for delay, found in has_any.items()}
     edges = rows.offsets[: int(np.searchsorted(rows.offsets, end, side="left")) + 1][::batch_requests]
     bounds = np.unique(np.append(edges, end)).tolist()
     for first, last in pairwise(bounds):
@@ -91,7 +94,8 @@ def steps_of(rows: Rows, batch_requests: int, *, end: int) -> Iterator[Step]:
             ready = (
                 last if delay == 0 else min(last, int(np.searchsorted(rows.times, rows.times[first] - delay, "right")))
             )
-            if ready > learned[delay]:
+            waiting = int(known[delay][ready] - known[delay][learned[delay]])
+            if ready > learned[delay] and (delay == 0 or waiting >= last - first or last == end):
                 ripe.append((learned[delay], ready, columns))
                 learned[delay] = ready
         yield Step(first, last, tuple(ripe))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 from benchmarks.network import probabilities_of
@@ -57,7 +58,7 @@ def score_foundation(
     labels_of = {PROGRESSIVE: _trained} | ({FROZEN: _frozen} if wanted.frozen else {})
     found: dict[str, Predictions] = {}
     for protocol, labels in labels_of.items():
-        path, digest = folder / f"{protocol}.parquet", run_identity(job, fingerprint).run
+        path, digest = folder / f"{protocol}.parquet", _digest(job, fingerprint)
         table = kept(path, digest, fingerprint)
         if table is None:
             table = _predictions(project, job, labels(job, progress))
@@ -71,8 +72,8 @@ def _job(project: Opened, wanted: Wanted, folder: Path) -> FoundationJob:
     schema = project.loaded.project
     training = schema.foundation.training.model_copy(update={"seed": wanted.seed})
     config = schema.foundation.model_copy(update={"training": training})
-    end = project.store.manifest.last_time + 1
-    return FoundationJob(schema, config, project.store.folder, folder, end, wanted.surfaces, cut_us=project.until_us)
+    cut, end = project.until_us, project.end_us
+    return FoundationJob(schema, config, project.store.folder, folder, end, wanted.surfaces, cut_us=cut)
 
 
 def _trained(job: FoundationJob, progress: Progress | None) -> Path:
@@ -98,4 +99,9 @@ def _predictions(project: Opened, job: FoundationJob, labels: Path) -> Predictio
     scores = read_soft_labels(labels, data_fingerprint=store.fingerprint, schema_digest=schema.schema_digest())
     logits = scores.of_rows(rows.row_ids[project.cut :], rows.times[project.cut :])
     chances = {name: probabilities_of(logits[:, place]) for place, name in enumerate(schema.objectives)}
-    return predictions_from(rows, project.cut, chances, model_digest=run_identity(job, store.fingerprint).run)
+    return predictions_from(rows, project.cut, chances, model_digest=_digest(job, store.fingerprint))
+
+
+def _digest(job: FoundationJob, data_fingerprint: str) -> str:
+    """Of a run and its end: what it scored."""
+    return sha256(f"{run_identity(job, data_fingerprint).run} {job.until_us}".encode()).hexdigest()

@@ -15,6 +15,7 @@ from eval.metrics.entropy import normalized_entropy
 from eval.metrics.ranking import auc
 from eval.predictions import Predictions, load_predictions
 from foundation.data.store import Store
+from gemcut.commands.train import end_of_pass
 from gemcut.project import LoadedProject, load_project
 from gemcut.workspace import Workspace
 from serving.errors import UserError
@@ -27,9 +28,10 @@ class Opened:
     Attributes:
         loaded: the project file.
         store: its request store.
-        rows: all rows of the store.
+        rows: of the requests before `end_us`.
         until_us: the training cut, microseconds since 1970 UTC.
         cut: the first test row.
+        end_us: where the test period ends, microseconds since 1970 UTC.
     """
 
     loaded: LoadedProject
@@ -37,10 +39,11 @@ class Opened:
     rows: Rows
     until_us: int
     cut: int
+    end_us: int
 
 
-def opened(path: Path, overrides: Sequence[str] = ()) -> Opened:
-    """Open a project's store, which `gemcut prepare` has made, and read every row.
+def opened(path: Path, overrides: Sequence[str] = (), *, until: str = "end") -> Opened:
+    """Open a project's store, which `gemcut prepare` has made, and read the rows before a time, or all to the end.
 
     Raises:
         UserError: the project file is wrong, or there is no store of it.
@@ -48,8 +51,9 @@ def opened(path: Path, overrides: Sequence[str] = ()) -> Opened:
     loaded = load_project(path, overrides)
     space = Workspace(loaded)
     store = Store.open(space.store, loaded.project)
-    rows = read_rows(store, loaded.project, store.select())
-    return Opened(loaded, store, rows, space.until_us, rows.first_at(space.until_us))
+    end = end_of_pass(space, until)
+    rows = read_rows(store, loaded.project, store.select(end=end))
+    return Opened(loaded, store, rows, space.until_us, rows.first_at(space.until_us), end)
 
 
 def kept(path: Path, model_digest: str, data_fingerprint: str) -> Predictions | None:

@@ -148,7 +148,6 @@ def quality(
     objective: Annotated[list[str] | None, typer.Option(help="Only this; may be repeated.")] = None,
     overrides: SetOption = None,
     threads: ThreadsOption = 2,
-    resamples: Annotated[int, typer.Option(min=2, help="Of the intervals.")] = 500,
 ) -> None:
     """See the module."""
     screen, opened_project = Screen(), opened(project, overrides or ())
@@ -164,7 +163,7 @@ def quality(
     models = {name.value: score() for name, score in stages.items() if not stage or name in stage}
     if len(models) < len(stages):
         return
-    results = results_of(models, objectives, Bootstrap(num_resamples=resamples))
+    results = results_of(models, objectives, Bootstrap())
     sys.stdout.write(orjson.dumps(write_results(out, results)).decode() + "\n")
 
 

@@ -10,7 +10,7 @@ from foundation.data.schema import Section
 
 RECIPE_SIZES: dict[str, dict[str, Any]] = {
     "gem": {},
-    "fast": {"encoder_events": 32, "interleaved_layers": 0, "cross_rank": 64, "hidden": 128},
+    "fast": {"sequence": False, "cross_rank": 64, "hidden": 128},
     "dcnv2": {},
     "din": {"encoder_events": 50},
 }
@@ -21,6 +21,25 @@ RECIPE_READS: dict[str, frozenset[str]] = {
     "din": frozenset({"recipe", "width", "encoder_events", "hidden"}),
 }
 """The fields that make a difference to a recipe; all of them where it is not named here."""
+
+OF_SEQUENCE = frozenset(
+    {
+        "encoder_events",
+        "histories",
+        "interleaved_layers",
+        "window",
+        "compute_skip",
+        "rotary",
+        "cls_tokens",
+        "pooling",
+        "personalisation",
+        "heads",
+        "activation",
+        "scale",
+        "interleaving",
+    }
+)
+"""The fields that make no difference without `sequence`."""
 
 
 class ModelConfig(Section):
@@ -86,7 +105,7 @@ class ModelConfig(Section):
         default=None, ge=1, le=16384, description="Rank of a cross layer's matrix; a whole one if null."
     )
     hidden: int = Field(default=256, ge=4, le=16384, description="Width of hidden layers.")
-    sequence: bool = Field(default=True, description="Encode histories; without, only match signals look at them.")
+    sequence: bool = Field(default=True, description="Attend to histories; without, only match signals look at them.")
     interleaving: bool = Field(
         default=True,
         description="Request tokens personalise the sequence, layer by layer; without, they only take from it.",
@@ -105,10 +124,11 @@ class ModelConfig(Section):
 
     @property
     def unread(self) -> frozenset[str]:
-        """Fields that make no difference: those that the recipe does not read, and the rank of no cross layers."""
-        every = frozenset(type(self).model_fields)
-        rank = frozenset[str]() if self.cross_layers else frozenset({"cross_rank"})
-        return (every - RECIPE_READS.get(self.recipe, every)) | rank
+        """Fields that make no difference: to the recipe, to a model without sequence, or the rank of no cross layers."""
+        every, none = frozenset(type(self).model_fields), frozenset[str]()
+        rank = none if self.cross_layers else frozenset({"cross_rank"})
+        reads = RECIPE_READS.get(self.recipe, every if self.sequence else every - OF_SEQUENCE)
+        return (every - reads) | rank
 
     @model_validator(mode="wrap")
     @classmethod

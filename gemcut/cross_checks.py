@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from foundation.config import RECIPE_READS, ModelConfig
+from foundation.config import OF_SEQUENCE, RECIPE_READS, ModelConfig
 from foundation.data.schema import (
     ITEM,
     SURFACE,
@@ -248,6 +248,8 @@ def check_recipe(model: ModelConfig) -> Iterator[Problem]:
         if reads is not None and field not in reads:
             expected = f"a field that recipe `{model.recipe}` reads: {listed(reads)}"
             remedy = "Remove it, or choose another `recipe`."
+        elif field in OF_SEQUENCE:
+            expected, remedy = "`sequence: true`, without which nothing reads it", "Remove it, or set `sequence: true`."
         else:
             expected, remedy = "cross layers, whose rank it is", "Remove it, or set `cross_layers` above 0."
         yield Problem(f"foundation.model.{field}", expected, str(getattr(model, field)), remedy)

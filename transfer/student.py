@@ -19,8 +19,7 @@ from foundation.data.schema import Schema, ids_of, numbers_of
 from foundation.model.conditional import Products, compose, products_of
 from foundation.model.embedding import TokenEmbedding
 from foundation.model.inputs import RequestTensors
-from foundation.model.layout import bucket_by_length
-from foundation.model.match import NUM_SIGNALS, match_signals
+from foundation.model.match import NUM_SIGNALS
 from transfer.config import StudentConfig
 from transfer.losses import scale_gradient
 
@@ -121,7 +120,7 @@ class Student(nn.Module):
             [
                 *(tokens[f"candidate.{name}"] for name in self.shape.candidate),
                 batch.candidate_numbers,
-                *self._match_parts(batch),
+                batch.matches(self.shape.num_item_fields),
             ],
             dim=1,
         )
@@ -140,15 +139,3 @@ class Student(nn.Module):
             total = events.new_zeros((len(counts), events.shape[1])).index_add(0, owner, events)
             parts.append(total / counts.clamp(min=1).unsqueeze(1))
         return parts
-
-    def _match_parts(self, batch: RequestTensors) -> list[Tensor]:
-        fields = self.shape.num_item_fields
-        return [
-            match_signals(
-                batch.candidate_ids[:, :fields],
-                history.ids[:, :fields],
-                history.ages_days,
-                bucket_by_length(history.offsets, batch.candidate_offsets),
-            )
-            for history in batch.histories.values()
-        ]

@@ -38,8 +38,7 @@ from foundation.model.interformer import (
     TokenSummary,
     prepend,
 )
-from foundation.model.layout import bucket_by_length
-from foundation.model.match import NUM_SIGNALS, match_signals
+from foundation.model.match import NUM_SIGNALS
 from foundation.model.numbers import NumberEncoding, NumberGroup
 from foundation.model.pooling import HierarchicalSeedPooling, SeedPooling
 from foundation.model.rotary import Rotary
@@ -190,7 +189,7 @@ class CandidateSide(nn.Module):
         own = torch.stack([*ids, *answers], dim=1)
         tokens, beside = [own, self.numbers.tokens_of(numbers)], [numbers]
         if self.match is not None:
-            signals = self._signals(batch)
+            signals = batch.matches(self.num_fields)  # with whole histories, longer than what is encoded
             tokens.append(self.match(signals).unflatten(1, (MATCH_TOKENS, -1)))
             beside.append(signals)
         x = torch.cat([request.tokens.index_select(0, owner), *tokens], dim=1)
@@ -203,20 +202,6 @@ class CandidateSide(nn.Module):
             surface,
             batch,
         )
-
-    def _signals(self, batch: RequestTensors) -> Tensor:
-        """[C, logs * fields * NUM_SIGNALS] matches with the whole histories, longer than what is encoded."""
-        fields = self.num_fields
-        found = [
-            match_signals(
-                batch.candidate_ids[:, :fields],
-                history.ids[:, :fields],
-                history.ages_days,
-                bucket_by_length(history.offsets, batch.candidate_offsets),
-            )
-            for history in batch.histories.values()
-        ]
-        return torch.cat(found, dim=1)
 
 
 class Trunk(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -10,6 +10,8 @@ from torchrec import KeyedJaggedTensor
 
 from foundation.data.batch import RequestBatch
 from foundation.data.schema import Schema, ids_of
+from foundation.model.layout import bucket_by_length
+from foundation.model.match import match_signals
 from serving.ages import age_days
 
 
@@ -30,7 +32,7 @@ class HistoryTensors:
     ages_days: Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RequestTensors:
     """`foundation.data.batch.RequestBatch` as tensors; the same names and shapes."""
 
@@ -42,12 +44,35 @@ class RequestTensors:
     candidate_numbers: Tensor
     labels: Tensor
     histories: dict[str, HistoryTensors]
+    _matches: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def request_of_candidate(self) -> Tensor:
         """[C] int64, the request each candidate belongs to."""
         counts = self.candidate_offsets.diff()
         return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+
+    def matches(self, num_fields: int) -> Tensor:
+        """Match signals of candidates with each whole history, by the first `num_fields` id features: the item's own.
+
+        They are made once, however often the batch goes through a model: it is scored, and then learned from.
+
+        Returns:
+            [C, logs * num_fields * `foundation.model.match.NUM_SIGNALS`] float32; [C, 0] where there is no log.
+        """
+        if num_fields not in self._matches:
+            signals = [
+                match_signals(
+                    self.candidate_ids[:, :num_fields],
+                    history.ids[:, :num_fields],
+                    history.ages_days,
+                    bucket_by_length(history.offsets, self.candidate_offsets),
+                )
+                for history in self.histories.values()
+            ]
+            none = self.candidate_numbers[:, :0]
+            self._matches[num_fields] = torch.cat([none, *signals], dim=1)
+        return self._matches[num_fields]
 
 
 def to_tensors(batch: RequestBatch, device: torch.device) -> RequestTensors:

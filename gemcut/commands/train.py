@@ -33,7 +33,7 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
     from foundation.training.foundation_model import train_foundation
 
     space = Workspace(loaded)
-    job = space.foundation_job(_until(space, until))
+    job = space.foundation_job(end_of_pass(space, until))
     is_first = os.environ.get("RANK", "0") == "0"
     if fresh and is_first:
         shutil.rmtree(space.foundation, ignore_errors=True)
@@ -63,8 +63,8 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
     }
 
 
-def _until(space: Workspace, until: str | None) -> int:
-    """Microseconds since 1970 UTC at which the pass ends."""
+def end_of_pass(space: Workspace, until: str | None) -> int:
+    """Microseconds since 1970 UTC at which a pass ends by `--until`: a time, "end", or the cut if absent."""
     from foundation.data.store import microseconds, read_manifest
 
     if until is None:

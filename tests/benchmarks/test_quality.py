@@ -12,11 +12,12 @@ from benchmarks.foundation import FROZEN, PROGRESSIVE, Wanted, score_foundation
 from benchmarks.opened import opened
 from eval.metrics.ranking import auc
 from eval.predictions import load_predictions
+from foundation.data.store import moment_of
 from foundation.soft_labels import read_soft_labels
 from gemcut.workspace import Workspace
 from serving.errors import UserError
 
-FAST = ["--set", "foundation.model={recipe: fast, width: 8, encoder_events: 8, hidden: 16}"]
+FAST = ["--set", "foundation.model={recipe: fast, width: 8, hidden: 16}"]
 MODELS = ("foundation", "trees", "dcnv2")
 
 
@@ -29,7 +30,7 @@ def run(app, *arguments):
 @pytest.fixture(scope="module")
 def out(tiny_teacher, tmp_path_factory):
     folder = tmp_path_factory.mktemp("quality")
-    options = ["--out", folder, "--seeds", 2, "--threads", 1, "--resamples", 20, *FAST]
+    options = ["--out", folder, "--seeds", 2, "--threads", 1, *FAST]
     (folder / "stdout").write_text("\n".join(run(quality.app, tiny_teacher.path, *options)))
     return folder
 
@@ -75,7 +76,7 @@ def test_the_second_time_nothing_is_trained(tiny_teacher, out, monkeypatch, foun
     for name in ("fit_trees", "run_pass", "tuned"):
         monkeypatch.setattr(quality, name, refuse)
     monkeypatch.setattr("benchmarks.foundation.train_foundation", refuse)
-    options = ["--out", out, "--seeds", 2, "--threads", 1, "--resamples", 20, *FAST]
+    options = ["--out", out, "--seeds", 2, "--threads", 1, *FAST]
     assert json.loads(run(quality.app, tiny_teacher.path, *options)[-1]) == found
 
 
@@ -126,7 +127,7 @@ def test_a_variant_is_compared_with_the_full_model(tiny_teacher, tmp_path):
         "there: {only_surface: true}\n"
     )
     options = ["--out", tmp_path / "out", "--objective", "click", "--surface", "search", "--variants", variants]
-    options += ["--resamples", 20, "--seeds", 1]
+    options += ["--seeds", 1]
     found = json.loads(run(ablation.app, tiny_teacher.path, *options, *FAST)[-1])
     assert set(found) == {"no_match", "alone", "there"}
     project = opened(tiny_teacher.path)
@@ -157,3 +158,21 @@ def test_no_store_is_a_user_s_mistake_of_every_benchmark(tiny_logs, monkeypatch,
         command.run(app)
     assert left.value.code == 3
     assert "gemcut prepare" in capsys.readouterr().err
+
+
+def test_a_pass_that_ends_earlier_scores_its_rows_alike(tiny_teacher, tmp_path):
+    whole = opened(tiny_teacher.path)
+    end_us = int(whole.rows.times[(whole.cut + whole.rows.num_rows) // 2])
+    part = opened(tiny_teacher.path, until=moment_of(end_us))
+    assert part.end_us == end_us
+    assert part.rows.num_rows == whole.rows.first_at(end_us)
+
+    wanted = Wanted(seed=0, frozen=False)
+    long, short = (
+        score_foundation(project, wanted, tmp_path)[PROGRESSIVE].scored("click") for project in (whole, part)
+    )
+
+    num_rows = len(short.row_id)
+    assert 0 < num_rows < len(long.row_id)
+    assert np.array_equal(short.row_id, long.row_id[:num_rows])
+    assert np.array_equal(short.probabilities["click"], long.probabilities["click"][:num_rows])

@@ -64,3 +64,20 @@ def test_neighbours_among_large_ids_are_told_apart(large):
 
 def test_candidates_of_a_batch_without_any_event_match_nothing():
     assert signals_of([([(1, 2)], []), ([(3, 1)], [])]).tolist() == [[0.0] * 2 * NUM_SIGNALS] * 2
+
+
+def test_a_batch_has_the_signals_of_each_log_side_by_side_and_makes_them_once(request_of, batched):
+    batch = batched([request_of(0, views=3, orders=0), request_of(1, views=1, orders=5)])
+    matches = batch.matches(2)
+    for place, history in enumerate(batch.histories.values()):
+        expected = match_signals(
+            batch.candidate_ids[:, :2],
+            history.ids[:, :2],
+            history.ages_days,
+            bucket_by_length(history.offsets, batch.candidate_offsets),
+        )
+        own = slice(place * 2 * NUM_SIGNALS, (place + 1) * 2 * NUM_SIGNALS)
+        torch.testing.assert_close(matches[:, own], expected, rtol=0, atol=0)
+    assert matches.shape[1] == 2 * 2 * NUM_SIGNALS
+    assert batch.matches(2) is matches
+    assert batch.matches(1).shape[1] == 2 * NUM_SIGNALS
