@@ -22,23 +22,10 @@ RECIPE_READS: dict[str, frozenset[str]] = {
 }
 """The fields that make a difference to a recipe; all of them where it is not named here."""
 
-OF_SEQUENCE = frozenset(
-    {
-        "encoder_events",
-        "histories",
-        "interleaved_layers",
-        "window",
-        "compute_skip",
-        "rotary",
-        "cls_tokens",
-        "pooling",
-        "personalisation",
-        "heads",
-        "activation",
-        "scale",
-        "interleaving",
-    }
-)
+OF_ENCODER = frozenset({"window", "compute_skip", "rotary", "cls_tokens", "pooling", "personalisation", "interleaving"})
+"""The fields that make no difference without `interleaved_layers`."""
+
+OF_SEQUENCE = OF_ENCODER | {"encoder_events", "histories", "interleaved_layers", "heads", "activation", "scale"}
 """The fields that make no difference without `sequence`."""
 
 
@@ -59,7 +46,7 @@ class ModelConfig(Section):
         description="One encoder a log, or one over the events of all logs in order of time.",
     )
     interleaved_layers: int = Field(
-        default=1,
+        default=0,
         ge=0,
         le=32,
         description="Layers in which sequences and request tokens learn from each other; with 0, candidates look at "
@@ -124,11 +111,12 @@ class ModelConfig(Section):
 
     @property
     def unread(self) -> frozenset[str]:
-        """Fields that make no difference: to the recipe, to a model without sequence, or the rank of no cross layers."""
-        every, none = frozenset(type(self).model_fields), frozenset[str]()
-        rank = none if self.cross_layers else frozenset({"cross_rank"})
-        reads = RECIPE_READS.get(self.recipe, every if self.sequence else every - OF_SEQUENCE)
-        return (every - reads) | rank
+        """Fields that make no difference: to the recipe, or to a model without what they say more of."""
+        every = frozenset(type(self).model_fields)
+        unread = every - RECIPE_READS.get(self.recipe, every)
+        unread |= frozenset() if self.sequence else OF_SEQUENCE
+        unread |= frozenset() if self.interleaved_layers else OF_ENCODER
+        return unread | (frozenset() if self.cross_layers else {"cross_rank"})
 
     @model_validator(mode="wrap")
     @classmethod

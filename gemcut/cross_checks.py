@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from foundation.config import OF_SEQUENCE, RECIPE_READS, ModelConfig
+from foundation.config import RECIPE_READS, ModelConfig
 from foundation.data.schema import (
     ITEM,
     SURFACE,
@@ -246,13 +246,14 @@ def check_recipe(model: ModelConfig) -> Iterator[Problem]:
     reads = RECIPE_READS.get(model.recipe)
     for field in sorted(model.model_fields_set & model.unread):
         if reads is not None and field not in reads:
-            expected = f"a field that recipe `{model.recipe}` reads: {listed(reads)}"
-            remedy = "Remove it, or choose another `recipe`."
-        elif field in OF_SEQUENCE:
-            expected, remedy = "`sequence: true`, without which nothing reads it", "Remove it, or set `sequence: true`."
+            expected, remedy = f"a field that recipe `{model.recipe}` reads: {listed(reads)}", "choose another `recipe`"
+        elif field == "cross_rank":
+            expected, remedy = "cross layers, whose rank it is", "set `cross_layers` above 0"
+        elif not model.sequence:
+            expected, remedy = "`sequence: true`, without which nothing reads it", "set that"
         else:
-            expected, remedy = "cross layers, whose rank it is", "Remove it, or set `cross_layers` above 0."
-        yield Problem(f"foundation.model.{field}", expected, str(getattr(model, field)), remedy)
+            expected, remedy = "layers of the encoder, which alone read it", "set `interleaved_layers` above 0"
+        yield Problem(f"foundation.model.{field}", expected, str(getattr(model, field)), f"Remove it, or {remedy}.")
 
 
 def check_heads(model: ModelConfig) -> Iterator[Problem]:
@@ -269,7 +270,7 @@ def check_heads(model: ModelConfig) -> Iterator[Problem]:
 def check_cls_tokens(model: ModelConfig) -> Iterator[Problem]:
     """A layer sums up what CLS tokens became in an earlier one; with `compute_skip` every second sums up nothing."""
     needed = 3 if model.compute_skip else 2
-    if model.cls_tokens and model.interleaved_layers < needed:
+    if model.cls_tokens and 0 < model.interleaved_layers < needed:
         skipping = " with `compute_skip`" if model.compute_skip else ""
         got = f"{model.interleaved_layers} with `cls_tokens: {model.cls_tokens}`"
         expected = f"at least {needed}{skipping}, since the first layer reads CLS tokens that saw no event"

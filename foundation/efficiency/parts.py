@@ -169,7 +169,9 @@ def _detached(value: Any) -> Any:
         case dict():
             return {name: _detached(part) for name, part in value.items()}
         case _ if is_dataclass(value) and not isinstance(value, type):
-            return replace(value, **{field.name: _detached(getattr(value, field.name)) for field in fields(value)})
+            return replace(
+                value, **{field.name: _detached(getattr(value, field.name)) for field in fields(value) if field.init}
+            )
         case _:
             return value
 

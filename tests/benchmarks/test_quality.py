@@ -172,7 +172,8 @@ def test_a_pass_that_ends_earlier_scores_its_rows_alike(tiny_teacher, tmp_path):
         score_foundation(project, wanted, tmp_path)[PROGRESSIVE].scored("click") for project in (whole, part)
     )
 
-    num_rows = len(short.row_id)
-    assert 0 < num_rows < len(long.row_id)
-    assert np.array_equal(short.row_id, long.row_id[:num_rows])
-    assert np.array_equal(short.probabilities["click"], long.probabilities["click"][:num_rows])
+    both = np.isin(long.row_id, short.row_id)
+    assert 0 < both.sum() < len(both)
+    assert np.array_equal(short.row_id, long.row_id[both])
+    rounding = 1e-6  # its last batch is smaller, so that matrix products sum in another order
+    assert np.abs(short.probabilities["click"] - long.probabilities["click"][both]).max() < rounding

@@ -355,13 +355,13 @@ SECTIONS = {
     ),
     "heads of odd width under a rotary": (
         "name: shop",
-        "name: shop\nfoundation: {model: {heads: 4, width: 12, rotary: position}}",
+        "name: shop\nfoundation: {model: {heads: 4, width: 12, rotary: position, interleaved_layers: 1}}",
         "foundation.model.heads",
         "half `rotary: position` 1, 2, 3, 6 4 12",
     ),
     "CLS tokens that no layer reads after they saw events": (
         "name: shop",
-        "name: shop\nfoundation: {model: {cls_tokens: 2}}",
+        "name: shop\nfoundation: {model: {cls_tokens: 2, interleaved_layers: 1}}",
         "foundation.model.interleaved_layers",
         "2 1 `cls_tokens:",
     ),
@@ -382,6 +382,12 @@ SECTIONS = {
         "name: shop\nfoundation: {model: {recipe: fast, encoder_events: 8}}",
         "foundation.model.encoder_events",
         "`sequence: true` 8 Remove",
+    ),
+    "field of an encoder without layers": (
+        "name: shop",
+        "name: shop\nfoundation: {model: {rotary: position}}",
+        "foundation.model.rotary",
+        "`interleaved_layers` above 0 position Remove",
     ),
     "rank of no cross layers": (
         "name: shop",
