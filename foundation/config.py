@@ -10,7 +10,7 @@ from foundation.data.schema import Section
 
 RECIPE_SIZES: dict[str, dict[str, Any]] = {
     "gem": {},
-    "fast": {"sequence": False, "cross_rank": 64, "hidden": 128},
+    "fast": {"encoder_events": 32, "cross_rank": 64, "hidden": 128},
     "dcnv2": {},
     "din": {"encoder_events": 50},
 }

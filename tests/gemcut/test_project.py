@@ -147,7 +147,7 @@ def test_lengths_that_the_file_does_not_name_are_at_most_those_of_the_longest_lo
     [
         ("{recipe: din}", {"match", "heads", "cross_layers"}),
         ("{recipe: dcnv2}", {"match", "heads", "encoder_events"}),
-        ("{recipe: fast, cross_layers: 0}", {"cross_rank", "encoder_events", "heads"}),
+        ("{recipe: fast, cross_layers: 0, sequence: false}", {"cross_rank", "encoder_events", "heads"}),
     ],
 )
 def test_a_resolved_file_leaves_out_what_its_model_does_not_read_so_that_it_loads_again(tmp_path, model, absent):
@@ -379,7 +379,7 @@ SECTIONS = {
     ),
     "field of the encoder in a model without sequence": (
         "name: shop",
-        "name: shop\nfoundation: {model: {recipe: fast, encoder_events: 8}}",
+        "name: shop\nfoundation: {model: {sequence: false, encoder_events: 8}}",
         "foundation.model.encoder_events",
         "`sequence: true` 8 Remove",
     ),
