@@ -39,6 +39,9 @@ class Dcnv2Config:
     seed: int = 0
 
 
+LEARNING = "late labels in full batches"
+"""What distinguishes these predictions from those of earlier versions."""
+
 RATES = ((1e-3, 0.05), (3e-3, 0.05), (1e-3, 0.02), (1e-3, 0.1))
 """(network, embeddings): what is tried on the training period."""
 
@@ -75,11 +78,12 @@ class Step:
     ripe: tuple[tuple[int, int, tuple[int, ...]], ...]
 
 
-def steps_of(rows: Rows, batch_requests: int, *, end: int) -> Iterator[Step]:
+def steps_of(rows: Rows, batch_requests: int, *, end: int, cut: int | None = None) -> Iterator[Step]:
     """A pass over the first `end` rows: a label is learned once, when it was settled before its batch's first request.
 
     Labels without delay are learned with their own batch; late ones when as many rows have one as the batch has rows. A
-    few of them at every step would weigh as much as all that the batch itself says.
+    few of them at every step would weigh as much as all that the batch itself says. Before the batch that holds row
+    `cut` no settled one is left.
     """
     delays = label_delays(rows.schema).tolist()
     places = {delay: tuple(k for k, other in enumerate(delays) if other == delay) for delay in sorted(set(delays))}
@@ -87,15 +91,15 @@ def steps_of(rows: Rows, batch_requests: int, *, end: int) -> Iterator[Step]:
     has_any = {delay: np.isfinite(rows.labels[:end, columns]).any(axis=1) for delay, columns in places.items()}
     known = {delay: np.append(0, found.cumsum()) for delay, found in has_any.items()}
     edges = rows.offsets[: int(np.searchsorted(rows.offsets, end, side="left")) + 1][::batch_requests]
-    bounds = np.unique(np.append(edges, end)).tolist()
-    for first, last in pairwise(bounds):
+    bounds = np.unique(np.append(edges, end))
+    before_cut = None if cut is None else int(bounds[np.searchsorted(bounds, cut, side="right") - 1])
+    for first, last in pairwise(bounds.tolist()):
         ripe: list[tuple[int, int, tuple[int, ...]]] = []
         for delay, columns in places.items():
-            ready = (
-                last if delay == 0 else min(last, int(np.searchsorted(rows.times, rows.times[first] - delay, "right")))
-            )
+            settled = last if delay == 0 else int(np.searchsorted(rows.times, rows.times[first] - delay, "left"))
+            ready = min(last, settled)
             waiting = int(known[delay][ready] - known[delay][learned[delay]])
-            if ready > learned[delay] and (delay == 0 or waiting >= last - first or last == end):
+            if waiting and (delay == 0 or waiting >= last - first or last == before_cut):
                 ripe.append((learned[delay], ready, columns))
                 learned[delay] = ready
         yield Step(first, last, tuple(ripe))
@@ -132,7 +136,7 @@ def run_pass(rows: Rows, config: Dcnv2Config, *, cut: int, end: int | None = Non
 
     progressive = np.full((end, labels.shape[1]), np.nan, dtype=np.float32)
     frozen = progressive[:0]
-    for step in steps_of(rows, config.batch_requests, end=end):
+    for step in steps_of(rows, config.batch_requests, end=end, cut=cut):
         if step.first <= cut < step.last:
             frozen = _frozen(score, cut, rows.num_rows)
         outputs = score(slice(step.first, step.last))

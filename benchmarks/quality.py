@@ -19,7 +19,7 @@ import typer
 
 from benchmarks.command import ProjectArgument, SetOption, ThreadsOption, command_line, run
 from benchmarks.compare import Slice, compare_models
-from benchmarks.dcnv2 import RATES, Dcnv2Config, run_pass, tuned
+from benchmarks.dcnv2 import LEARNING, RATES, Dcnv2Config, run_pass, tuned
 from benchmarks.foundation import FROZEN, PROGRESSIVE, Wanted, score_foundation
 from benchmarks.network import probabilities_of
 from benchmarks.opened import Opened, kept, opened
@@ -78,7 +78,7 @@ def score_dcnv2(project: Opened, folder: Path, seeds: int, config: Dcnv2Config, 
     best: Dcnv2Config | None = None
     for seed in range(seeds):
         settings = asdict(replace(config, threads=0, seed=seed))
-        digest = digest_of("dcnv2", settings, RATES, schema.schema_digest(), project.until_us)
+        digest = digest_of("dcnv2", LEARNING, settings, RATES, schema.schema_digest(), project.until_us)
         paths = {protocol: folder / f"seed-{seed}" / f"{protocol}.parquet" for protocol in scored}
         found = {protocol: kept(path, digest, fingerprint) for protocol, path in paths.items()}
         tables = {protocol: table for protocol, table in found.items() if table is not None}

@@ -20,22 +20,37 @@ def project(tiny_teacher):
 def test_every_row_is_scored_once_and_every_label_learned_once_when_it_is_known(project):
     rows = project.rows
     scored, learned = [], {k: [] for k in range(rows.labels.shape[1])}
-    for step in steps_of(rows, 16, end=rows.num_rows):
+    late = rows.place("conversion")
+    steps = list(steps_of(rows, 16, end=rows.num_rows, cut=project.cut))
+    for step, after in zip(steps, [*steps[1:], None], strict=True):
         scored += range(step.first, step.last)
+        settled = [row for row in range(step.first) if rows.times[row] + DAY_US < rows.times[step.first]]
+        waiting = [row for row in settled if row not in learned[late] and np.isfinite(rows.labels[row, late])]
         for first, last, places in step.ripe:
             for k in places:
                 learned[k] += range(first, last)
-                if k == rows.place("conversion"):
-                    assert (rows.times[first:last] + DAY_US <= rows.times[step.first]).all()
-                    enough = np.isfinite(rows.labels[first:last, k]).sum() >= step.last - step.first
-                    assert enough or step.last == rows.num_rows
+                if k == late:
+                    assert set(waiting) <= set(range(first, last)) <= set(settled)
                 else:
                     assert (first, last) == (step.first, step.last)
+        is_full = len(waiting) >= step.last - step.first
+        is_before_cut = after is not None and after.first <= project.cut < after.last
+        learns_late = any(late in places for _, _, places in step.ripe)
+        assert learns_late == (len(waiting) > 0 and (is_full or is_before_cut))
     assert scored == list(range(rows.num_rows))
     assert learned[0] == learned[1] == scored
-    late = learned[rows.place("conversion")]
-    assert late == list(range(len(late)))
-    assert 0 < len(late) < rows.num_rows
+    assert learned[late] == list(range(len(learned[late])))
+    assert 0 < len(learned[late]) < rows.num_rows
+
+
+def test_no_settled_label_is_left_when_the_network_is_frozen(project):
+    rows, late = project.rows, project.rows.place("conversion")
+    steps = list(steps_of(rows, 16, end=rows.num_rows, cut=project.cut))
+    (at_cut,) = [place for place, step in enumerate(steps) if step.first <= project.cut < step.last]
+    before = steps[at_cut - 1]
+    learned = max(last for step in steps[:at_cut] for _, last, places in step.ripe if late in places)
+    settled = [row for row in range(before.first) if rows.times[row] + DAY_US < rows.times[before.first]]
+    assert not np.isfinite(rows.labels[learned : len(settled), late]).any()
 
 
 def test_batches_end_between_requests(project):
