@@ -123,16 +123,19 @@ def ablation(
 ) -> None:
     """See the module."""
     screen, known = Screen(), read_variants(variants)
+    objectives = list(load_project(project, overrides or ()).project.objectives)
+    settings = {name: [*(overrides or ()), *one.overrides(objectives, objective)] for name, one in known.items()}
+    for sets in settings.values():  # all of them, before the first is trained
+        load_project(project, sets)
     tables: dict[str, list[Predictions]] = {}
     surfaces: dict[str, str] = {}
     for name, variant in known.items():
-        objectives = list(load_project(project, overrides or ()).project.objectives)
-        changed = opened(project, [*(overrides or ()), *variant.overrides(objectives, objective)], until=until)
+        changed = opened(project, settings[name], until=until)
         where = (surface or changed.loaded.project.surfaces[0]) if variant.only_surface else None
         tables[name] = score_variant(changed, out / name, seeds, where, screen, name=name)
         surfaces |= {} if where is None else {name: where}
     compared = compare_variants(tables, objective, Bootstrap())
-    lines, title = lines_of(compared, surfaces), f"{objective}: {next(iter(known))} beside what it is without"
+    lines, title = lines_of(compared, surfaces), f"{objective}: {next(iter(known))} beside its variants"
     show(title, COLUMNS, lines)
     content = {name: asdict(part) for name, part in compared.items()}
     write_file(out / "ablation.md", markdown(title, COLUMNS, lines).encode())

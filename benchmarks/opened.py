@@ -14,11 +14,11 @@ from eval.metrics.calibration import calibration
 from eval.metrics.entropy import normalized_entropy
 from eval.metrics.ranking import auc
 from eval.predictions import Predictions, load_predictions
-from foundation.data.store import Store
+from foundation.data.store import Store, moment_of
 from gemcut.commands.train import end_of_pass
 from gemcut.project import LoadedProject, load_project
 from gemcut.workspace import Workspace
-from serving.errors import UserError
+from serving.errors import Problem, UserError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,12 +46,16 @@ def opened(path: Path, overrides: Sequence[str] = (), *, until: str = "end") -> 
     """Open a project's store, which `gemcut prepare` has made, and read the rows before a time, or all to the end.
 
     Raises:
-        UserError: the project file is wrong, or there is no store of it.
+        UserError: the project file is wrong, there is no store of it, or nothing to test on.
     """
     loaded = load_project(path, overrides)
     space = Workspace(loaded)
     store = Store.open(space.store, loaded.project)
     end = end_of_pass(space, until)
+    if end <= space.until_us:
+        where, cut = "command line: --until", moment_of(space.until_us)
+        remedy = "Go on to a later time, or move `split.test_from`."
+        raise UserError(Problem(where, f"a time after `split.test_from`, {cut}", moment_of(end), remedy))
     rows = read_rows(store, loaded.project, store.select(end=end))
     return Opened(loaded, store, rows, space.until_us, rows.first_at(space.until_us), end)
 

@@ -22,11 +22,11 @@ RECIPE_READS: dict[str, frozenset[str]] = {
 }
 """The fields that make a difference to a recipe; all of them where it is not named here."""
 
-OF_ENCODER = frozenset({"window", "compute_skip", "rotary", "cls_tokens", "pooling", "personalisation", "interleaving"})
-"""The fields that make no difference without `interleaved_layers`."""
+OF_LAYERS = frozenset({"window", "compute_skip", "rotary", "cls_tokens", "pooling", "personalisation", "interleaving"})
+"""The fields that say more of `interleaved_layers`."""
 
-OF_SEQUENCE = OF_ENCODER | {"encoder_events", "histories", "interleaved_layers", "heads", "activation", "scale"}
-"""The fields that make no difference without `sequence`."""
+OF_SEQUENCE = OF_LAYERS | {"encoder_events", "histories", "interleaved_layers", "heads", "activation", "scale"}
+"""The fields that say more of `sequence`."""
 
 
 class ModelConfig(Section):
@@ -39,11 +39,11 @@ class ModelConfig(Section):
     )
     width: int = Field(default=16, ge=4, le=1024, multiple_of=4, description="Width of every embedding and token.")
     encoder_events: int = Field(
-        default=64, ge=1, le=16384, description="Newest events of a history that the sequence encoder reads."
+        default=64, ge=1, le=16384, description="Newest events of a history that are read, beside matches."
     )
     histories: Literal["separate", "merged"] = Field(
         default="separate",
-        description="One encoder a log, or one over the events of all logs in order of time.",
+        description="Each log read by itself, or the events of all logs together, in order of time.",
     )
     interleaved_layers: int = Field(
         default=0,
@@ -110,13 +110,24 @@ class ModelConfig(Section):
     )
 
     @property
-    def unread(self) -> frozenset[str]:
-        """Fields that make no difference: to the recipe, or to a model without what they say more of."""
-        every = frozenset(type(self).model_fields)
-        unread = every - RECIPE_READS.get(self.recipe, every)
-        unread |= frozenset() if self.sequence else OF_SEQUENCE
-        unread |= frozenset() if self.interleaved_layers else OF_ENCODER
-        return unread | (frozenset() if self.cross_layers else {"cross_rank"})
+    def unread(self) -> dict[str, str]:
+        """Fields that say more of what the model does not have, each with what it wants to be read."""
+        reads = RECIPE_READS.get(self.recipe)
+        if reads is not None:
+            other = {name: "another `recipe`" for name in type(self).model_fields if name not in reads}
+            return other | (self._without_cross() if "cross_rank" in reads else {})
+        layers = "`interleaved_layers` above 0"
+        if not self.sequence:
+            wanted = dict.fromkeys(OF_LAYERS, f"`sequence: true` and {layers}")
+            return self._without_cross() | dict.fromkeys(OF_SEQUENCE - OF_LAYERS, "`sequence: true`") | wanted
+        if not self.interleaved_layers:
+            return self._without_cross() | dict.fromkeys(OF_LAYERS, layers)
+        found = self._without_cross()
+        found |= {} if self.interleaving else {"personalisation": "`interleaving: true`"}
+        return found | ({"compute_skip": "`interleaved_layers` above 1"} if self.interleaved_layers == 1 else {})
+
+    def _without_cross(self) -> dict[str, str]:
+        return {} if self.cross_layers else {"cross_rank": "`cross_layers` above 0"}
 
     @model_validator(mode="wrap")
     @classmethod

@@ -242,26 +242,25 @@ def check_history(schema: Schema, model: ModelConfig, placements: Mapping[str, P
 
 
 def check_recipe(model: ModelConfig) -> Iterator[Problem]:
-    """The file sets no field that makes no difference."""
-    reads = RECIPE_READS.get(model.recipe)
-    for field in sorted(model.model_fields_set & model.unread):
+    """The file sets no field that says more of what the model does not have."""
+    reads, unread = RECIPE_READS.get(model.recipe), model.unread
+    for field in sorted(model.model_fields_set & unread.keys()):
+        expected, remedy = f"{unread[field]}, without which nothing reads it", f"Remove it, or set {unread[field]}."
         if reads is not None and field not in reads:
-            expected, remedy = f"a field that recipe `{model.recipe}` reads: {listed(reads)}", "choose another `recipe`"
-        elif field == "cross_rank":
-            expected, remedy = "cross layers, whose rank it is", "set `cross_layers` above 0"
-        elif not model.sequence:
-            expected, remedy = "`sequence: true`, without which nothing reads it", "set that"
-        else:
-            expected, remedy = "layers of the encoder, which alone read it", "set `interleaved_layers` above 0"
-        yield Problem(f"foundation.model.{field}", expected, str(getattr(model, field)), f"Remove it, or {remedy}.")
+            expected = f"a field that recipe `{model.recipe}` reads: {listed(reads)}"
+            remedy = (
+                f"Remove it, or choose another `recipe`; `--set 'foundation.model={{recipe: {model.recipe}}}'` does."
+            )
+        yield Problem(f"foundation.model.{field}", expected, str(getattr(model, field)), remedy)
 
 
 def check_heads(model: ModelConfig) -> Iterator[Problem]:
     """Attention heads share the width evenly, in pairs of features where a rotary turns them."""
-    shared, what = (model.width, "the width") if model.rotary == "none" else (model.width // 2, "half the width")
+    turns = model.rotary != "none" and "rotary" not in model.unread
+    shared, what = (model.width // 2, "half the width") if turns else (model.width, "the width")
     fitting = [heads for heads in range(1, min(shared, 64) + 1) if shared % heads == 0]
     if model.heads not in fitting:
-        pairs = f", as `rotary: {model.rotary}` turns pairs" if model.rotary != "none" else ""
+        pairs = f", as `rotary: {model.rotary}` turns pairs" if turns else ""
         allowed = ", ".join(map(str, fitting))
         got = f"{model.heads} with a width of {model.width}"
         yield Problem("foundation.model.heads", f"a divisor of {what}{pairs}: {allowed}", got, "Change one of the two.")
@@ -270,7 +269,7 @@ def check_heads(model: ModelConfig) -> Iterator[Problem]:
 def check_cls_tokens(model: ModelConfig) -> Iterator[Problem]:
     """A layer sums up what CLS tokens became in an earlier one; with `compute_skip` every second sums up nothing."""
     needed = 3 if model.compute_skip else 2
-    if model.cls_tokens and 0 < model.interleaved_layers < needed:
+    if model.cls_tokens and "cls_tokens" not in model.unread and model.interleaved_layers < needed:
         skipping = " with `compute_skip`" if model.compute_skip else ""
         got = f"{model.interleaved_layers} with `cls_tokens: {model.cls_tokens}`"
         expected = f"at least {needed}{skipping}, since the first layer reads CLS tokens that saw no event"

@@ -47,7 +47,7 @@ objectives:
   conversion: {surfaces: [search, related], delay: P1D}
 split: {test_from: 2024-02-18T00:00:00}
 foundation:
-  model: {width: 8, encoder_events: 8, interaction_layers: 1, interaction_tokens: 2, hidden: 16}
+  model: {width: 8, encoder_events: 8, interleaved_layers: 1, interaction_layers: 1, interaction_tokens: 2, hidden: 16}
   training: {batch_requests: 32}
 placements:
   related_click:

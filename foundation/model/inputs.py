@@ -32,7 +32,7 @@ class HistoryTensors:
     ages_days: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RequestTensors:
     """`foundation.data.batch.RequestBatch` as tensors; the same names and shapes."""
 
@@ -71,7 +71,7 @@ class RequestTensors:
                 for history in self.histories.values()
             ]
             none = self.candidate_numbers[:, :0]
-            self._matches[num_fields] = torch.cat([none, *signals], dim=1)
+            self._matches[num_fields] = torch.cat([none, *signals], dim=1).detach()
         return self._matches[num_fields]
 
 

@@ -389,6 +389,18 @@ SECTIONS = {
         "foundation.model.rotary",
         "`interleaved_layers` above 0 position Remove",
     ),
+    "field of layers in a model without sequence": (
+        "name: shop",
+        "name: shop\nfoundation: {model: {sequence: false, rotary: position}}",
+        "foundation.model.rotary",
+        "`sequence: true` `interleaved_layers` above 0 position Remove",
+    ),
+    "events that a recipe reads, but not its switch": (
+        "name: shop",
+        "name: shop\nfoundation: {model: {recipe: din, sequence: false, encoder_events: 8}}",
+        "foundation.model.sequence",
+        "`din` False --set",
+    ),
     "rank of no cross layers": (
         "name: shop",
         "name: shop\nfoundation: {model: {cross_layers: 0, cross_rank: 8}}",

@@ -30,7 +30,7 @@ def schema():
 
 @pytest.fixture(scope="session")
 def config():
-    return ModelConfig(width=8, encoder_events=64, heads=2, interaction_tokens=3, hidden=16)
+    return ModelConfig(width=8, encoder_events=64, interleaved_layers=1, heads=2, interaction_tokens=3, hidden=16)
 
 
 @pytest.fixture(scope="session")

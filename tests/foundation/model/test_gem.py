@@ -73,6 +73,47 @@ def test_a_recipe_reads_the_fields_that_the_configuration_says(schema, config, r
     assert asked == RECIPE_READS.get(recipe, set(ModelConfig.model_fields))
 
 
+OTHER = {
+    "encoder_events": 3,
+    "histories": "merged",
+    "interleaved_layers": 3,
+    "window": 2,
+    "compute_skip": True,
+    "rotary": "log_age",
+    "cls_tokens": 2,
+    "pooling": "hierarchical",
+    "personalisation": "vector",
+    "interleaving": False,
+    "heads": 4,
+    "activation": "relu",
+    "scale": "inside",
+    "cross_rank": 3,
+}
+
+
+@pytest.mark.parametrize(
+    "lacks",
+    [
+        {"sequence": False},
+        {"interleaved_layers": 0},
+        {"interleaved_layers": 1, "interleaving": False},
+        {"cross_layers": 0},
+    ],
+)
+def test_what_a_model_does_not_read_makes_no_difference_to_it(schema, config, world, request_of, batched, lacks):
+    def scores(settings):
+        torch.manual_seed(0)
+        model = trainer_of(GemModel(schema, settings), world)
+        return model.score(batched([request_of(0, views=7, orders=4)]))
+
+    base = config.model_copy(update=lacks)
+    expected = scores(base)
+    unread = base.unread.keys() - {"cls_tokens"}  # without layers they would be events that nobody made
+    assert unread
+    for name in unread:
+        torch.testing.assert_close(scores(base.model_copy(update={name: OTHER[name]})), expected, equal_nan=True)
+
+
 def test_the_configuration_names_every_recipe():
     assert set(get_args(ModelConfig.model_fields["recipe"].annotation)) == set(RECIPES)
 
