@@ -1,7 +1,7 @@
 """The foundation model: sequence learning and feature interaction in turns, the user's side once a request.
 
 once a request:
-    user, surface, context, numbers → request tokens ⇄ InterFormer rounds ⇄ events of the histories
+    user, surface, context, numbers → request tokens ⇄ InterFormer rounds, if any ⇄ newest events of the histories
 
 once a candidate:
     ids, numbers, history matches, attention on the events → candidate tokens
