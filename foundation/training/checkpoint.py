@@ -25,10 +25,11 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 
 from eval.artifacts import FileDigest, digests_of, fingerprint, staged_folder, verify_files, write_json
 from foundation.parallel.world import World
-from serving.errors import MismatchError, Problem
+from serving.errors import DamagedError, MismatchError, Problem
 
 MANIFEST_FILE = "manifest.json"
 STATE_FILE = "state.json"
+FORMAT = 2
 
 
 class Identity(BaseModel):
@@ -72,7 +73,7 @@ def save_checkpoint(
         dist.barrier()
         write_json(stage / STATE_FILE, state)
         files = digests_of(stage, exclude=(MANIFEST_FILE,))
-        manifest = CheckpointManifest(format=2, step=step, identity=identity, files=files)
+        manifest = CheckpointManifest(format=FORMAT, step=step, identity=identity, files=files)
         write_json(stage / MANIFEST_FILE, manifest.model_dump(mode="json"))
     dist.barrier()
 
@@ -80,6 +81,31 @@ def save_checkpoint(
 def list_checkpoints(folder: Path) -> list[Path]:
     """Committed checkpoints, oldest first."""
     return sorted(path for path in folder.glob("step-*") if (path / MANIFEST_FILE).is_file())
+
+
+def set_aside_damaged(folder: Path) -> list[DamagedError]:
+    """Rename the newest checkpoints that are not what was written, up to the first that is, to `damaged-step-…`.
+
+    A run then goes on from that one. For one process, before any reads the folder.
+
+    Returns:
+        What is wrong with each, the newest first.
+
+    Raises:
+        MismatchError: the newest checkpoint that is whole is of another format.
+    """
+    found: list[DamagedError] = []
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        try:
+            verify_files(path, read_manifest(path).files)
+        except DamagedError as error:
+            found.append(error)
+            target = path.with_name(f"damaged-{path.name}")
+            shutil.rmtree(target, ignore_errors=True)
+            path.rename(target)
+        else:
+            break
+    return found
 
 
 def is_finished(state: dict[str, Any]) -> bool:
@@ -104,15 +130,26 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def read_manifest(checkpoint: Path) -> CheckpointManifest:
-    """The commit record; raises MismatchError where it is missing or malformed."""
+    """The commit record.
+
+    Raises:
+        DamagedError: it is missing or not what was written.
+        MismatchError: it is of another format.
+    """
     path = checkpoint / MANIFEST_FILE
     remedy = "Choose another checkpoint, or train again."
     if not path.is_file():
-        raise MismatchError(Problem(str(path), "a committed checkpoint", "no manifest", remedy))
+        raise DamagedError(Problem(str(path), "a committed checkpoint", "no manifest", remedy))
     try:
-        return CheckpointManifest.model_validate(orjson.loads(path.read_bytes()))
-    except (orjson.JSONDecodeError, ValidationError) as error:
-        raise MismatchError(Problem(str(path), "a checkpoint manifest", str(error).splitlines()[0], remedy)) from error
+        content = orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise DamagedError(Problem(str(path), "a checkpoint manifest", str(error), remedy)) from error
+    try:
+        return CheckpointManifest.model_validate(content)
+    except ValidationError as error:
+        ours = isinstance(content, dict) and content.get("format") == FORMAT
+        kind = DamagedError if ours else MismatchError
+        raise kind(Problem(str(path), "a checkpoint manifest", str(error).splitlines()[0], remedy)) from error
 
 
 def check_identity(checkpoint: Path, manifest: CheckpointManifest, expected: Identity) -> None:

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from gemcut.console import Screen
+from gemcut.damaged import set_damaged_aside
 from gemcut.project import LoadedProject
 from gemcut.tracking import start_run
 from gemcut.workspace import Workspace
@@ -40,6 +41,7 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
     if not is_first:
         train_foundation(job)
         return {}
+    set_damaged_aside([job.folder / "checkpoints"], screen)
     job = _to_its_end(job, screen)
     with start_run(loaded, space.foundation, name="foundation") as tracker:
         tracker.log_params(_params(loaded))

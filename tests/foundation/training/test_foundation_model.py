@@ -15,9 +15,10 @@ from foundation.data.reader import Reader
 from foundation.model.inputs import to_tensors
 from foundation.parallel.world import joined_world
 from foundation.soft_labels import NOTHING_LEARNED, read_soft_labels
+from foundation.training.checkpoint import list_checkpoints, set_aside_damaged
 from foundation.training.foundation_model import build_trainer, run_identity, train_foundation, visits_of
 from foundation.training.loss import masked_cross_entropy
-from serving.errors import MismatchError
+from serving.errors import DamagedError, MismatchError
 from tests.foundation.training.stopping import train_and_stop
 
 
@@ -261,6 +262,40 @@ def test_a_damaged_checkpoint_is_refused(copied, job_of, file, how):
     damage(path, how)
     with pytest.raises(MismatchError, match=path.name.replace(".", r"\.")):
         train(job_of(copied))
+
+
+@pytest.mark.parametrize("how", ["truncated", "edited", "gone"])
+@pytest.mark.parametrize("file", ["*.safetensors", "state.json", "manifest.json"])
+def test_a_run_goes_on_from_before_a_damaged_checkpoint_as_if_nothing_had_been(
+    copied, never_stopped, job_of, snapshot, file, how
+):
+    folder = copied / "checkpoints"
+    (path,) = (folder / "step-00000026").glob(file)
+    damage(path, how)
+    (error,) = set_aside_damaged(folder)
+    assert path.name in str(error)
+    assert sorted(path.name for path in folder.iterdir()) == ["damaged-step-00000026", "step-00000024"]
+    assert train(job_of(copied)).stream.resumed_at_step == 24
+    shutil.rmtree(folder / "damaged-step-00000026")
+    assert vars(snapshot(copied)) == vars(snapshot(never_stopped))
+
+
+def test_only_what_is_newer_than_the_newest_whole_checkpoint_is_set_aside(copied):
+    folder = copied / "checkpoints"
+    damage(folder / "step-00000024" / "state.json", "edited")
+    assert set_aside_damaged(folder) == []
+    damage(folder / "step-00000026" / "state.json", "edited")
+    assert len(set_aside_damaged(folder)) == 2
+    assert list_checkpoints(folder) == []
+
+
+def test_a_checkpoint_of_another_format_is_not_taken_for_damaged(copied):
+    path = copied / "checkpoints" / "step-00000026" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"format": 3}))
+    with pytest.raises(MismatchError) as caught:
+        set_aside_damaged(path.parent.parent)
+    assert not isinstance(caught.value, DamagedError)
+    assert path.is_file()
 
 
 def test_a_malformed_checkpoint_manifest_is_refused(copied, job_of):
