@@ -1,4 +1,7 @@
-"""The command line: arguments of each command, and exit codes 0, 1 (FAIL), 2 (INVALID), 3 (a user's mistake)."""
+"""The command line: arguments of each command, and exit codes.
+
+0; 1 (FAIL); 2 (INVALID); 3 (a user's mistake); 75 (asked to leave by SIGTERM, all is saved); 130 (Ctrl-C).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from foundation.training.preemption import Preempted
 from gemcut.console import Screen
 from gemcut.project import LoadedProject, load_project
 from serving.errors import Problem, ProjectError, UserError
@@ -68,6 +72,10 @@ def main() -> None:
             expected = NAMES if text.startswith("No such") else VALUES
             screen.problems(ProjectError(Problem("command line", expected, text, HELP)))
         sys.exit(USAGE)
+    except Preempted as stop:
+        screen.say(f"Stopped by SIGTERM: all that was learned is saved at step {stop.step:,}.")
+        screen.say("[dim]next:[/dim] the same command, which goes on from there")
+        sys.exit(stop.code)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     sys.exit(code)

@@ -23,6 +23,20 @@ def mean_over_ranks(values: Tensor) -> Tensor:
     return (total / dist.get_world_size()).to(torch.float32)
 
 
+def any_of_ranks(value: bool, device: torch.device) -> bool:
+    """Whether it is true on at least one rank.
+
+    Example:
+        >>> any_of_ranks(True, torch.device("cpu"))
+        True
+    """
+    if not _has_peers():
+        return value
+    found = torch.tensor(float(value), device=device)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return bool(found)
+
+
 def of_all_ranks(value: Any) -> list[Any]:
     """What each rank holds, by rank; any picklable value, for rare use.
 

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from foundation.data.batch import RequestBatch
 from foundation.model.inputs import to_tensors
+from foundation.parallel.reduce import any_of_ranks
 from foundation.training import checkpoint as checkpoints
 from foundation.training.checkpoint import Identity
+from foundation.training.preemption import Preempted, termination_asked
 from foundation.training.rates import Rate, constant
 from foundation.training.trainer import Trainer
 from foundation.training.visits import Visit, Visits
@@ -102,6 +104,7 @@ def learn(
     """Score and learn every visit once, at learning rates as `rate` says; go on from the newest checkpoint, if any.
 
     Raises:
+        Preempted: a rank got SIGTERM; all have finished the step and saved.
         MismatchError: the newest checkpoint belongs to another store, schema or run.
     """
     step = resumed_at = _resume(trainer, visits, recorder, policy)
@@ -109,26 +112,30 @@ def learn(
     saved_at = resumed_at or -1
     total = max(step + len(visits), 1)
     coming = iter(visits)
-    while True:
-        asked = time.perf_counter()
-        visit = next(coming, None)
-        wait += time.perf_counter() - asked
-        if visit is None:
-            break
-        trainer.slow_down(rate(step, total))
-        tensors = to_tensors(visit.batch, trainer.world.device)
-        outputs, loss = trainer.step(tensors, lambda out, v=visit: loss_of(v, out), scored=visit.is_first)
-        step += 1
-        num_rows_learned += visit.batch.num_candidates
-        num_events += visit.batch.num_events
-        if visit.is_first:
-            recorder.record(visit.batch, outputs, loss)
-            num_rows += visit.batch.num_candidates
-        if step % policy.every_steps == 0:
-            _save(trainer, visits, recorder, policy, step)
-            saved_at = step
-        if progress is not None:
-            progress(step / total, recorder.summary())
+    with termination_asked() as asked:
+        while True:
+            before = time.perf_counter()
+            visit = next(coming, None)
+            wait += time.perf_counter() - before
+            if visit is None:
+                break
+            trainer.slow_down(rate(step, total))
+            tensors = to_tensors(visit.batch, trainer.world.device)
+            outputs, loss = trainer.step(tensors, lambda out, v=visit: loss_of(v, out), scored=visit.is_first)
+            step += 1
+            num_rows_learned += visit.batch.num_candidates
+            num_events += visit.batch.num_events
+            if visit.is_first:
+                recorder.record(visit.batch, outputs, loss)
+                num_rows += visit.batch.num_candidates
+            is_preempted = any_of_ranks(asked(), trainer.world.device)
+            if step % policy.every_steps == 0 or is_preempted:
+                _save(trainer, visits, recorder, policy, step)
+                saved_at = step
+            if is_preempted:
+                raise Preempted(step)
+            if progress is not None:
+                progress(step / total, recorder.summary())
     if saved_at != step:
         _save(trainer, visits, recorder, policy, step)
     seconds = time.perf_counter() - started

@@ -18,6 +18,7 @@ from foundation.data.prepare import prepare
 from foundation.data.schema import Schema
 from foundation.data.store import Store, microseconds
 from foundation.training.foundation_model import FoundationJob
+from foundation.training.preemption import PREEMPTED
 from gemcut.demo_data.synthetic import make_data
 
 PROJECT = Path(__file__).parents[3] / "examples" / "synthetic" / "project.yaml"
@@ -120,7 +121,7 @@ def finished(processes):
         for wait in as_completed(waits, timeout=DEADLINE_S):
             process = waits[wait]
             results[process.pid] = SimpleNamespace(returncode=process.returncode, errors=wait.result()[1].decode())
-            if process.returncode:
+            if process.returncode not in (0, PREEMPTED):
                 for other in processes:
                     other.kill()
     return [results[process.pid] for process in processes]

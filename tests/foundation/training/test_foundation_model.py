@@ -18,6 +18,7 @@ from foundation.soft_labels import NOTHING_LEARNED, read_soft_labels
 from foundation.training.checkpoint import list_checkpoints, set_aside_damaged
 from foundation.training.foundation_model import build_trainer, run_identity, train_foundation, visits_of
 from foundation.training.loss import masked_cross_entropy
+from foundation.training.preemption import PREEMPTED, termination_asked
 from serving.errors import DamagedError, MismatchError
 from tests.foundation.training.stopping import train_and_stop
 
@@ -180,6 +181,27 @@ def test_killed_and_run_again_is_never_stopped(tmp_path, never_stopped, job_of, 
     report = train(job)
     assert report.stream.resumed_at_step == 4
     assert vars(snapshot(tmp_path)) == vars(snapshot(never_stopped))
+
+
+def test_asked_to_leave_it_finishes_the_step_saves_and_goes_on_from_there(
+    tmp_path, never_stopped, job_of, run_job, snapshot
+):
+    job = job_of(tmp_path)
+    (asked,) = run_job(job, moment="asked after step 6")
+    assert asked.returncode == PREEMPTED, asked.errors
+    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["step-00000004", "step-00000007"]
+    assert train(job).stream.resumed_at_step == 7
+    resumed, straight = snapshot(tmp_path), snapshot(never_stopped)
+    assert resumed.tensors == straight.tensors
+    assert resumed.progressive == straight.progressive
+
+
+def test_outside_a_run_sigterm_ends_as_ever():
+    before = signal.getsignal(signal.SIGTERM)
+    with termination_asked() as asked:
+        signal.raise_signal(signal.SIGTERM)
+        assert asked()
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_finished_run_that_is_run_again_stays_as_it_is(copied, never_stopped, job_of, snapshot):
