@@ -21,6 +21,7 @@ from foundation.data.batch import Int64Array
 from foundation.data.reader import Reader
 from foundation.data.schema import Schema
 from foundation.data.store import Store
+from foundation.goodput.journal import Journal
 from foundation.model.inputs import to_tensors
 from foundation.parallel.gather import full_tensors
 from foundation.parallel.world import World, joined_world
@@ -120,6 +121,7 @@ def train_student(job: StudentJob, progress: Progress | None = None) -> StudentR
                 loss_of=loss_of,
                 recorder=recorder,
                 policy=policy,
+                journal=Journal(None),
                 rate=cooldown(job.placement.student.cooldown),
                 progress=progress,
             )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from foundation.data.batch import RequestBatch
+from foundation.goodput.journal import Journal
 from foundation.model.inputs import to_tensors
 from foundation.parallel.reduce import any_of_ranks
 from foundation.training import checkpoint as checkpoints
@@ -91,6 +92,21 @@ class StreamReport:
         return replace(later, resumed_at_step=self.resumed_at_step, **sums)
 
 
+@dataclass(slots=True)
+class _Tally:
+    """What a pass has done so far; the fields of `StreamReport`."""
+
+    num_rows: int = 0
+    num_rows_learned: int = 0
+    num_events: int = 0
+    data_wait_seconds: float = 0.0
+
+    def add(self, visit: Visit) -> None:
+        self.num_rows += visit.batch.num_candidates if visit.is_first else 0
+        self.num_rows_learned += visit.batch.num_candidates
+        self.num_events += visit.batch.num_events
+
+
 def learn(
     trainer: Trainer,
     visits: Visits,
@@ -98,6 +114,7 @@ def learn(
     loss_of: Callable[[Visit, Any], Tensor],
     recorder: Recorder,
     policy: CheckpointPolicy,
+    journal: Journal,
     rate: Rate = constant,
     progress: Progress | None = None,
 ) -> StreamReport:
@@ -108,39 +125,53 @@ def learn(
         MismatchError: the newest checkpoint belongs to another store, schema or run.
     """
     step = resumed_at = _resume(trainer, visits, recorder, policy)
-    num_rows, num_rows_learned, num_events, wait, started = 0, 0, 0, 0.0, time.perf_counter()
+    journal.phase("checkpoint")
+    tally, started = _Tally(), time.perf_counter()
     saved_at = resumed_at or -1
     total = max(step + len(visits), 1)
-    coming = iter(visits)
+
+    def save() -> None:
+        nonlocal saved_at
+        began = time.perf_counter()
+        _save(trainer, visits, recorder, policy, step)
+        journal.saved(step, stall_s=time.perf_counter() - began)
+        saved_at = step
+
     with termination_asked() as asked:
-        while True:
-            before = time.perf_counter()
-            visit = next(coming, None)
-            wait += time.perf_counter() - before
-            if visit is None:
-                break
+        for visit, waited in _timed(visits):
+            tally.data_wait_seconds += waited
+            journal.arrived(step, waited, world_size=trainer.world.size)
             trainer.slow_down(rate(step, total))
             tensors = to_tensors(visit.batch, trainer.world.device)
             outputs, loss = trainer.step(tensors, lambda out, v=visit: loss_of(v, out), scored=visit.is_first)
             step += 1
-            num_rows_learned += visit.batch.num_candidates
-            num_events += visit.batch.num_events
+            tally.add(visit)
             if visit.is_first:
                 recorder.record(visit.batch, outputs, loss)
-                num_rows += visit.batch.num_candidates
+            journal.alive(step)
             is_preempted = any_of_ranks(asked(), trainer.world.device)
             if step % policy.every_steps == 0 or is_preempted:
-                _save(trainer, visits, recorder, policy, step)
-                saved_at = step
+                save()
             if is_preempted:
                 raise Preempted(step)
             if progress is not None:
                 progress(step / total, recorder.summary())
     if saved_at != step:
-        _save(trainer, visits, recorder, policy, step)
-    seconds = time.perf_counter() - started
+        save()
     newest = checkpoints.list_checkpoints(policy.folder)[-1].name
-    return StreamReport(step, num_rows, num_rows_learned, num_events, seconds, wait, resumed_at, newest)
+    seconds = time.perf_counter() - started
+    return StreamReport(step, seconds=seconds, resumed_at_step=resumed_at, checkpoint=newest, **asdict(tally))
+
+
+def _timed(visits: Visits) -> Iterator[tuple[Visit, float]]:
+    """Each visit, and the seconds that it was waited for."""
+    coming = iter(visits)
+    while True:
+        asked = time.perf_counter()
+        visit = next(coming, None)
+        if visit is None:
+            return
+        yield visit, time.perf_counter() - asked
 
 
 def _resume(trainer: Trainer, visits: Visits, recorder: Recorder, policy: CheckpointPolicy) -> int:

@@ -12,11 +12,19 @@ import pytest
 import torch
 
 from foundation.data.reader import Reader
+from foundation.goodput.journal import read_journal
+from foundation.goodput.report import goodput_of
 from foundation.model.inputs import to_tensors
 from foundation.parallel.world import joined_world
 from foundation.soft_labels import NOTHING_LEARNED, read_soft_labels
 from foundation.training.checkpoint import list_checkpoints, set_aside_damaged
-from foundation.training.foundation_model import build_trainer, run_identity, train_foundation, visits_of
+from foundation.training.foundation_model import (
+    JOURNAL_FILE,
+    build_trainer,
+    run_identity,
+    train_foundation,
+    visits_of,
+)
 from foundation.training.loss import masked_cross_entropy
 from foundation.training.preemption import PREEMPTED, termination_asked
 from serving.errors import DamagedError, MismatchError
@@ -345,3 +353,20 @@ def test_scores_of_the_steps_so_far_that_are_gone_stop_a_resumed_run(copied, job
     shutil.rmtree(copied / "soft_labels")
     with pytest.raises(MismatchError, match=r"part-0000-00000\.parquet"):
         train(job_of(copied))
+
+
+def test_the_journal_of_a_run_that_was_killed_tells_what_was_done_twice(tmp_path, job_of, run_job):
+    job = job_of(tmp_path)
+    for moment in ("after step 6", "never"):
+        run_job(job, moment=moment)
+    account = goodput_of(read_journal(tmp_path / JOURNAL_FILE))
+    assert account.num_attempts == 2
+    assert set(account.startup_phases_s) == {
+        *("imports", "store", "process group", "plan and build", "checkpoint", "first batch")
+    }
+    assert min(account.startup_phases_s.values()) >= 0
+    assert account.startup_s > account.startup_phases_s["imports"] > 0.5, "torch alone takes longer"
+    assert account.productive_s > 0
+    assert account.checkpoint_stall_s > 0
+    parts = account.startup_s + account.productive_s + account.data_wait_s + account.checkpoint_stall_s
+    assert parts + account.redone_s + account.down_s == pytest.approx(account.wall_s)
