@@ -31,7 +31,8 @@ from foundation.training.checkpoint import Identity, list_checkpoints, read_mani
 from foundation.training.loss import masked_cross_entropy
 from foundation.training.prior import first_log_odds
 from foundation.training.rates import cooldown
-from foundation.training.stream import CheckpointPolicy, Progress, learn
+from foundation.training.saver import CheckpointPolicy
+from foundation.training.stream import Progress, learn
 from foundation.training.trainer import Trainer, TrainerConfig
 from foundation.training.visits import Visit, Visits
 from serving.errors import Problem, UserError

@@ -59,23 +59,33 @@ class CheckpointManifest(BaseModel):
 
 
 def save_checkpoint(
-    folder: Path, *, step: int, tensors: dict[str, Tensor], state: dict[str, Any], identity: Identity, world: World
+    folder: Path,
+    *,
+    step: int,
+    tensors: dict[str, Tensor],
+    state: dict[str, Any],
+    identity: Identity,
+    world: World,
+    group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Write a checkpoint of all ranks; it exists when the rename is done, and not before."""
+    """Write a checkpoint of all ranks; it exists when the rename is done, and not before.
+
+    The ranks meet in `group`; in the default one if None.
+    """
     target = folder / f"step-{step:08d}"
     if not world.is_first:
-        _write_tensors(_broadcast(None), tensors)
-        dist.barrier()  # all files are written
-        dist.barrier()  # the first rank has made the checkpoint of them
+        _write_tensors(_broadcast(None, group), tensors, group)
+        dist.barrier(group)  # all files are written
+        dist.barrier(group)  # the first rank has made the checkpoint of them
         return
     with staged_folder(target) as stage:
-        _write_tensors(_broadcast(str(stage)), tensors)
-        dist.barrier()
+        _write_tensors(_broadcast(str(stage), group), tensors, group)
+        dist.barrier(group)
         write_json(stage / STATE_FILE, state)
         files = digests_of(stage, exclude=(MANIFEST_FILE,))
         manifest = CheckpointManifest(format=FORMAT, step=step, identity=identity, files=files)
         write_json(stage / MANIFEST_FILE, manifest.model_dump(mode="json"))
-    dist.barrier()
+    dist.barrier(group)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -201,18 +211,19 @@ def load_checkpoint(checkpoint: Path, *, tensors: dict[str, Tensor]) -> dict[str
     return orjson.loads((checkpoint / STATE_FILE).read_bytes())
 
 
-def _write_tensors(folder: str, tensors: dict[str, Tensor]) -> None:
+def _write_tensors(folder: str, tensors: dict[str, Tensor], group: dist.ProcessGroup | None) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            dcp.save(dict(tensors), storage_writer=HuggingFaceStorageWriter(folder, save_distributed=True))
+            writer = HuggingFaceStorageWriter(folder, save_distributed=True)
+            dcp.save(dict(tensors), storage_writer=writer, process_group=group)
         except CheckpointException as error:  # no Exception by its class; what a disk said is somewhere in it
             said = [failure for failure, _ in error.failures.values() if isinstance(failure, OSError)]
             raise (said[0] if said else error) from error
 
 
-def _broadcast(value: str | None) -> str:
+def _broadcast(value: str | None, group: dist.ProcessGroup | None) -> str:
     box = [value]
-    dist.broadcast_object_list(box, src=0)
+    dist.broadcast_object_list(box, src=0, group=group)
     assert box[0] is not None, "rank 0 sends the folder"
     return box[0]

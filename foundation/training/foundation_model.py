@@ -35,7 +35,8 @@ from foundation.training.loss import masked_cross_entropy
 from foundation.training.preemption import Preempted
 from foundation.training.prior import first_log_odds, number_sample
 from foundation.training.rates import constant, inverse_root
-from foundation.training.stream import CheckpointPolicy, Progress, StreamReport, learn
+from foundation.training.saver import CheckpointPolicy
+from foundation.training.stream import Progress, StreamReport, learn
 from foundation.training.trainer import Trainer, TrainerConfig
 from foundation.training.visits import Visit, Visits
 from serving.errors import Problem, UserError
@@ -44,7 +45,7 @@ FORGETTING_STEPS = 200
 BEFORE_CUT, FROM_CUT = "before_cut", "from_cut"
 JOURNAL_FILE = "journal.jsonl"
 LABELS = {BEFORE_CUT: "soft_labels", FROM_CUT: "soft_labels_from_cut"}
-NO_MATTER = {"threads", "checkpoint_every", "keep_checkpoints"}
+NO_MATTER = {"threads", "checkpoint_every", "checkpoint_async", "failures_every", "keep_checkpoints"}
 """Settings that say how to run, not what to learn: they may change between a stop and its resume."""
 
 
@@ -217,6 +218,8 @@ def _train_until(end: int, run: _Run) -> FoundationReport:
                 keep=training.keep_checkpoints,
                 identity=identity,
                 always=at_cut.name if at_cut else None,
+                in_background=training.checkpoint_async,
+                failures_every_s=training.failures_every.total_seconds() if training.failures_every else None,
             ),
             journal=run.journal,
             rate=inverse_root(training.decay_steps) if training.decay_steps else constant,

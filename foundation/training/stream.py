@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -15,9 +14,9 @@ from foundation.goodput.journal import Journal
 from foundation.model.inputs import to_tensors
 from foundation.parallel.reduce import any_of_ranks
 from foundation.training import checkpoint as checkpoints
-from foundation.training.checkpoint import Identity
 from foundation.training.preemption import Preempted, termination_asked
 from foundation.training.rates import Rate, constant
+from foundation.training.saver import CheckpointPolicy, Saver
 from foundation.training.trainer import Trainer
 from foundation.training.visits import Visit, Visits
 
@@ -42,22 +41,6 @@ class Recorder(Protocol):
     def summary(self) -> str:
         """A few words for the progress line."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointPolicy:
-    """Where and how often to save, and what the checkpoints belong to.
-
-    Attributes:
-        keep: newest checkpoints that are kept.
-        always: name of one that is kept beside them.
-    """
-
-    folder: Path
-    every_steps: int
-    keep: int
-    identity: Identity
-    always: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,38 +109,39 @@ def learn(
     """
     step = resumed_at = _resume(trainer, visits, recorder, policy)
     journal.phase("checkpoint")
-    tally, started = _Tally(), time.perf_counter()
+    tally, started, device = _Tally(), time.perf_counter(), trainer.world.device
     saved_at = resumed_at or -1
     total = max(step + len(visits), 1)
+    with Saver(policy, trainer.world) as saver, termination_asked() as asked:
 
-    def save() -> None:
-        nonlocal saved_at
-        began = time.perf_counter()
-        _save(trainer, visits, recorder, policy, step)
-        journal.saved(step, stall_s=time.perf_counter() - began)
-        saved_at = step
+        def save() -> None:
+            nonlocal saved_at
+            state = {"visits": visits.state_dict(), "recorder": recorder.state(), "finished": len(visits) == 0}
+            journal.saved(step, stall_s=saver.save(step, trainer.tensors(), state))
+            saved_at = step
 
-    with termination_asked() as asked:
         for visit, waited in _timed(visits):
             tally.data_wait_seconds += waited
             journal.arrived(step, waited, world_size=trainer.world.size)
             trainer.slow_down(rate(step, total))
-            tensors = to_tensors(visit.batch, trainer.world.device)
+            tensors = to_tensors(visit.batch, device)
             outputs, loss = trainer.step(tensors, lambda out, v=visit: loss_of(v, out), scored=visit.is_first)
             step += 1
             tally.add(visit)
             if visit.is_first:
                 recorder.record(visit.batch, outputs, loss)
             journal.alive(step)
-            is_preempted = any_of_ranks(asked(), trainer.world.device)
-            if step % policy.every_steps == 0 or is_preempted:
+            is_preempted, is_due = any_of_ranks((asked(), saver.is_due(step)), device)
+            if is_due or is_preempted:
                 save()
             if is_preempted:
+                saver.wait()
                 raise Preempted(step)
             if progress is not None:
                 progress(step / total, recorder.summary())
-    if saved_at != step:
-        save()
+        if saved_at != step:
+            save()
+        saver.wait()
     newest = checkpoints.list_checkpoints(policy.folder)[-1].name
     seconds = time.perf_counter() - started
     return StreamReport(step, seconds=seconds, resumed_at_step=resumed_at, checkpoint=newest, **asdict(tally))
@@ -185,16 +169,3 @@ def _resume(trainer: Trainer, visits: Visits, recorder: Recorder, policy: Checkp
     visits.load_state_dict(state["visits"])
     recorder.load(state["recorder"])
     return manifest.step
-
-
-def _save(trainer: Trainer, visits: Visits, recorder: Recorder, policy: CheckpointPolicy, step: int) -> None:
-    checkpoints.save_checkpoint(
-        policy.folder,
-        step=step,
-        tensors=trainer.tensors(),
-        state={"visits": visits.state_dict(), "recorder": recorder.state(), "finished": len(visits) == 0},
-        identity=policy.identity,
-        world=trainer.world,
-    )
-    if trainer.world.is_first:
-        checkpoints.prune(policy.folder, policy.keep, always=policy.always)

@@ -23,7 +23,7 @@ from gemcut.demo_data.synthetic import make_data
 
 PROJECT = Path(__file__).parents[3] / "examples" / "synthetic" / "project.yaml"
 MODEL = {"width": 8, "encoder_events": 8, "interaction_layers": 1, "interaction_tokens": 2, "hidden": 16}
-TRAINING = {"batch_requests": 16, "checkpoint_every": 4, "seed": 3}
+TRAINING = {"batch_requests": 16, "checkpoint_every": 4, "checkpoint_async": False, "seed": 3}
 NUM_REQUESTS = 250
 TRAIN_JOB = Path(__file__).with_name("train_job.py")
 DEADLINE_S = 200

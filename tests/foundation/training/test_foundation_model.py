@@ -17,7 +17,7 @@ from foundation.goodput.report import goodput_of
 from foundation.model.inputs import to_tensors
 from foundation.parallel.world import joined_world
 from foundation.soft_labels import NOTHING_LEARNED, read_soft_labels
-from foundation.training.checkpoint import list_checkpoints, set_aside_damaged
+from foundation.training.checkpoint import Identity, list_checkpoints, load_checkpoint, set_aside_damaged
 from foundation.training.foundation_model import (
     JOURNAL_FILE,
     build_trainer,
@@ -27,8 +27,11 @@ from foundation.training.foundation_model import (
 )
 from foundation.training.loss import masked_cross_entropy
 from foundation.training.preemption import PREEMPTED, termination_asked
-from serving.errors import DamagedError, MismatchError
+from foundation.training.saver import CheckpointPolicy, Saver, optimal_interval_s
+from serving.errors import DamagedError, MismatchError, UserError
 from tests.foundation.training.stopping import train_and_stop
+
+IDENTITY = Identity(run="run", schema_digest="schema", data_fingerprint="data")
 
 
 def train(job):
@@ -210,6 +213,58 @@ def test_outside_a_run_sigterm_ends_as_ever():
         signal.raise_signal(signal.SIGTERM)
         assert asked()
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_saved_in_the_background_is_saved_at_once(tmp_path, never_stopped, job_of, snapshot):
+    train(job_of(tmp_path, checkpoint_async=True))
+    assert vars(snapshot(tmp_path)) == vars(snapshot(never_stopped))
+
+
+@pytest.mark.parametrize("moment", ["after step 6", "before step-00000008 is committed", "after step 13"])
+def test_killed_while_it_saves_in_the_background_and_run_again_is_never_stopped(
+    tmp_path, never_stopped, job_of, run_job, snapshot, moment
+):
+    job = job_of(tmp_path, checkpoint_async=True)
+    (killed,) = run_job(job, moment=moment)
+    assert killed.returncode == -signal.SIGKILL, killed.errors
+    train(job)
+    assert vars(snapshot(tmp_path)) == vars(snapshot(never_stopped))
+
+
+def test_what_is_saved_is_what_was_when_it_was_taken(tmp_path):
+    """The tensors change while they are written, as a training changes them."""
+    tensors = {"model.weight": torch.arange(1 << 20, dtype=torch.float32)}
+    state = {"recorder": {"losses": [1.0]}}
+    policy = CheckpointPolicy(tmp_path, every_steps=1, keep=2, identity=IDENTITY)
+    with joined_world(1) as world, Saver(policy, world) as saver:
+        saver.save(1, tensors, state)
+        tensors["model.weight"].zero_()
+        state["recorder"]["losses"].append(2.0)
+    loaded = {"model.weight": torch.empty(1 << 20)}
+    with joined_world(1):
+        state = load_checkpoint(tmp_path / "step-00000001", tensors=loaded)
+    assert torch.equal(loaded["model.weight"], torch.arange(1 << 20, dtype=torch.float32))
+    assert state == {"recorder": {"losses": [1.0]}}
+
+
+def test_a_save_that_fails_in_the_background_ends_the_training(tmp_path):
+    (tmp_path / "folder").write_text("in the way")
+    policy = CheckpointPolicy(tmp_path / "folder", every_steps=1, keep=2, identity=IDENTITY)
+    with pytest.raises(UserError, match="folder"), joined_world(1) as world, Saver(policy, world) as saver:
+        saver.save(1, {"weight": torch.zeros(3)}, {})
+        saver.save(2, {"weight": torch.zeros(3)}, {})
+
+
+def test_saves_are_as_far_apart_as_their_cost_and_the_failures_say(tmp_path, monkeypatch):
+    policy = CheckpointPolicy(tmp_path, every_steps=1, keep=2, identity=IDENTITY, failures_every_s=5000.0)
+    now = [100.0]
+    monkeypatch.setattr("foundation.training.saver.time.monotonic", lambda: now[0])
+    with joined_world(1) as world, Saver(policy, world) as saver:
+        now[0] += 99.0
+        assert not saver.is_due(1), "one second is assumed: sqrt(2 * 1 * 5000)"
+        now[0] += 1.0
+        assert saver.is_due(1)
+    assert optimal_interval_s(0.01 * 3600, 7.9 * 3600) / 3600 == pytest.approx(0.397, abs=5e-4)
 
 
 def test_a_finished_run_that_is_run_again_stays_as_it_is(copied, never_stopped, job_of, snapshot):
