@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
+from foundation.parallel.reliability import checkpoint_interval
 from foundation.parallel.world import World
 from foundation.training.checkpoint import Identity, prune, save_checkpoint
 
@@ -30,7 +30,7 @@ class CheckpointPolicy:
         keep: newest checkpoints that are kept.
         always: name of one that is kept beside them.
         in_background: write while training goes on.
-        failures_every_s: mean seconds between failures; saves are then as far apart as `optimal_interval_s` says.
+        failures_every_s: mean seconds between failures; saves are then as far apart as `checkpoint_interval` says.
     """
 
     folder: Path
@@ -40,22 +40,6 @@ class CheckpointPolicy:
     always: str | None = None
     in_background: bool = True
     failures_every_s: float | None = None
-
-
-def optimal_interval_s(stall_s: float, failures_every_s: float) -> float:
-    """Seconds between saves that lose the least: `sqrt(2 stall_s failures_every_s)`.
-
-    Args:
-        stall_s: that a save stops training.
-        failures_every_s: mean time between failures.
-
-    Example:
-        >>> round(optimal_interval_s(36, 7.9 * 3600) / 3600, 3)
-        0.397
-
-    Source: Young (CACM 1974), Daly (FGCS 2006, first order); a save in the background counts by its stall alone.
-    """
-    return math.sqrt(2 * stall_s * failures_every_s)
 
 
 class Saver:
@@ -80,7 +64,7 @@ class Saver:
         """Whether this rank would save after so many steps."""
         if self.policy.failures_every_s is None:
             return step % self.policy.every_steps == 0
-        interval = optimal_interval_s(self._stall_s, self.policy.failures_every_s)
+        interval = checkpoint_interval(self._stall_s, self.policy.failures_every_s)
         return time.monotonic() - self._saved_s >= interval
 
     def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> float:
