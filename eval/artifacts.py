@@ -20,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from serving.errors import MismatchError, Problem, UserError
+from serving.errors import DamagedError, Problem, UserError
 
 MANIFEST_FILE = "manifest.json"
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
@@ -160,10 +160,10 @@ def verify_files(
     Names of `digests` are compared and never opened, so that a hostile manifest reaches nothing outside the folder.
 
     Raises:
-        MismatchError: with every file that is missing, truncated, changed or unexpected.
+        DamagedError: with every file that is missing, truncated, changed or unexpected.
     """
     if not folder.is_dir():
-        raise MismatchError(Problem(str(folder), "a folder", "nothing there", "Check the path, or make it again."))
+        raise DamagedError(Problem(str(folder), "a folder", "nothing there", "Check the path, or make it again."))
     remedy = f"Do not edit {folder.name} by hand; make it again."
     files, problems = _files(folder, exclude), []
     for name in sorted(digests.keys() | files.keys()):
@@ -177,7 +177,7 @@ def verify_files(
         elif contents and (found := sha256_of(files[name])) != digests[name].sha256:
             problems.append(Problem(where, f"sha256 {digests[name].sha256[:12]}…", f"{found[:12]}…", remedy))
     if problems:
-        raise MismatchError(problems)
+        raise DamagedError(problems)
 
 
 def _files(folder: Path, exclude: Collection[str]) -> dict[str, Path]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from foundation.data.schema import Section
+from foundation.data.schema import Duration, Section
 
 RECIPE_SIZES: dict[str, dict[str, Any]] = {
     "gem": {},
@@ -180,6 +181,13 @@ class TrainingConfig(Section):
     seed: int = Field(default=0, ge=0, le=2**63 - 1, description="Seed of the initial parameters.")
     threads: int = Field(default=1, ge=1, le=1024, description="Threads of one process for torch's operators.")
     checkpoint_every: int = Field(default=500, ge=1, le=2**31 - 1, description="Steps between checkpoints.")
+    checkpoint_async: bool = Field(default=True, description="Write checkpoints while training goes on.")
+    failures_every: Duration | None = Field(
+        default=None,
+        gt=timedelta(0),
+        description="Mean time between failures, such as `8h`: checkpoints are then as far apart as loses the least "
+        "time (Young and Daly), whatever `checkpoint_every` is.",
+    )
     keep_checkpoints: int = Field(default=2, ge=1, le=2**31 - 1, description="Newest checkpoints that are kept.")
 
 

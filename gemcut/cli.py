@@ -1,4 +1,7 @@
-"""The command line: arguments of each command, and exit codes 0, 1 (FAIL), 2 (INVALID), 3 (a user's mistake)."""
+"""The command line: arguments of each command, and exit codes.
+
+0; 1 (FAIL); 2 (INVALID); 3 (a user's mistake); 75 (asked to leave by SIGTERM, all is saved); 130 (Ctrl-C).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ import sys
 from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from foundation.training.preemption import Preempted
 from gemcut.console import Screen
 from gemcut.project import LoadedProject, load_project
 from serving.errors import Problem, ProjectError, UserError
@@ -26,6 +30,15 @@ class Dataset(StrEnum):
 
     complete_journey = "complete_journey"
     synthetic = "synthetic"
+
+
+class Gpu(StrEnum):
+    """Machines that the cost model knows."""
+
+    h100 = "h100"
+    h200 = "h200"
+    a100 = "a100"
+    cpu = "cpu"
 
 
 def _version(asked: bool) -> None:
@@ -68,6 +81,10 @@ def main() -> None:
             expected = NAMES if text.startswith("No such") else VALUES
             screen.problems(ProjectError(Problem("command line", expected, text, HELP)))
         sys.exit(USAGE)
+    except Preempted as stop:
+        screen.say(f"Stopped by SIGTERM: all that was learned is saved at step {stop.step:,}.")
+        screen.say("[dim]next:[/dim] the same command, which goes on from there")
+        sys.exit(stop.code)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     sys.exit(code)
@@ -231,6 +248,40 @@ def bench_foundation(
 
 
 @app.command()
+def plan(
+    *,
+    project: ProjectOption = PROJECT,
+    gpus: Annotated[int, typer.Option(min=1, max=2**17, help="GPUs, all together.")] = 8,
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of a node.")] = 8,
+    hardware: Annotated[Gpu, typer.Option(help="Kind of GPU; `cpu` is one process on one core.")] = Gpu.h100,
+    batch_requests: Annotated[
+        int | None,
+        typer.Option(min=1, help="Requests a step over all GPUs; the project's `batch_requests` for each if absent."),
+    ] = None,
+    assumed: Annotated[
+        list[str] | None,
+        typer.Option("--assume", help="Change what is assumed: mfu=0.3, overlap=0.8, restart_h=0.1, ..."),
+    ] = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict memory, traffic, speed and failures on a cluster, by size of the sharding group; needs the store only."""
+    from gemcut.commands.plan import plan as run
+
+    loaded, screen = _begin(project, overrides, as_json)
+    found = run(
+        loaded,
+        screen,
+        gpus=gpus,
+        gpus_per_node=gpus_per_node,
+        hardware=hardware.value,
+        batch_requests=batch_requests,
+        assumed=assumed or (),
+    )
+    screen.result(found, following=_after_plan(found, _again(project, overrides)))
+
+
+@app.command()
 def evaluate(
     *,
     project: ProjectOption = PROJECT,
@@ -304,6 +355,16 @@ def _flags(chosen: list[str], every: bool) -> str:
 def _again(project: Path, overrides: list[str] | None) -> str:
     """The arguments that name the same project once more."""
     return shlex.join(["-p", str(project), *(part for value in overrides or () for part in ("--set", value))])
+
+
+def _after_plan(found: dict[str, Any], again: str) -> str:
+    """The launch of what was planned, or the plan of a cluster on which it would fit."""
+    cluster, enough = found["cluster"], found["gpus_that_fit"]
+    nodes, local = cluster["num_nodes"], min(cluster["gpus"], cluster["gpus_per_node"])
+    if found["best"] is None:
+        return f"gemcut plan --gpus {enough or cluster['gpus']} --gpus-per-node {cluster['gpus_per_node']} {again}"
+    batch = f"--set foundation.training.batch_requests={found['workload']['requests_per_step']}"
+    return f"torchrun --nnodes {nodes} --nproc-per-node {local} -m gemcut train {again} {batch}"
 
 
 def _open_tracking(loaded: LoadedProject) -> str:

@@ -100,6 +100,10 @@ class MismatchError(UserError):
     """Two artifacts that must belong together do not: another store, teacher, schema or bundle."""
 
 
+class DamagedError(MismatchError):
+    """An artifact is not what was written: files are missing, truncated, changed or new."""
+
+
 class BundleError(UserError):
     """A bundle is incomplete, damaged, from the future, or failed parity."""
 

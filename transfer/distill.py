@@ -21,6 +21,7 @@ from foundation.data.batch import Int64Array
 from foundation.data.reader import Reader
 from foundation.data.schema import Schema
 from foundation.data.store import Store
+from foundation.goodput.journal import Journal
 from foundation.model.inputs import to_tensors
 from foundation.parallel.gather import full_tensors
 from foundation.parallel.world import World, joined_world
@@ -30,7 +31,8 @@ from foundation.training.checkpoint import Identity, list_checkpoints, read_mani
 from foundation.training.loss import masked_cross_entropy
 from foundation.training.prior import first_log_odds
 from foundation.training.rates import cooldown
-from foundation.training.stream import CheckpointPolicy, Progress, learn
+from foundation.training.saver import CheckpointPolicy
+from foundation.training.stream import Progress, learn
 from foundation.training.trainer import Trainer, TrainerConfig
 from foundation.training.visits import Visit, Visits
 from serving.errors import Problem, UserError
@@ -120,6 +122,7 @@ def train_student(job: StudentJob, progress: Progress | None = None) -> StudentR
                 loss_of=loss_of,
                 recorder=recorder,
                 policy=policy,
+                journal=Journal(None),
                 rate=cooldown(job.placement.student.cooldown),
                 progress=progress,
             )

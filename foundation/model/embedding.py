@@ -19,7 +19,7 @@ def row_init(weight: Tensor) -> Tensor:
     """Normal rows with standard deviation 0.05; row 0, "missing", is zeros and stays a neutral start."""
     nn.init.normal_(weight, std=0.05)
     with torch.no_grad():
-        weight[0].zero_()
+        weight[:1].zero_()  # a rank may hold none of a table with fewer rows than ranks
     return weight
 
 

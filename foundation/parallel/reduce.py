@@ -23,6 +23,20 @@ def mean_over_ranks(values: Tensor) -> Tensor:
     return (total / dist.get_world_size()).to(torch.float32)
 
 
+def any_of_ranks(values: tuple[bool, ...], device: torch.device) -> tuple[bool, ...]:
+    """Whether each is true on at least one rank.
+
+    Example:
+        >>> any_of_ranks((True, False), torch.device("cpu"))
+        (True, False)
+    """
+    if not _has_peers():
+        return values
+    found = torch.tensor(values, dtype=torch.float32, device=device)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return tuple(value > 0 for value in found.tolist())
+
+
 def of_all_ranks(value: Any) -> list[Any]:
     """What each rank holds, by rank; any picklable value, for rare use.
 

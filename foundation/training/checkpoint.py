@@ -25,10 +25,11 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 
 from eval.artifacts import FileDigest, digests_of, fingerprint, staged_folder, verify_files, write_json
 from foundation.parallel.world import World
-from serving.errors import MismatchError, Problem
+from serving.errors import DamagedError, MismatchError, Problem
 
 MANIFEST_FILE = "manifest.json"
 STATE_FILE = "state.json"
+FORMAT = 2
 
 
 class Identity(BaseModel):
@@ -58,28 +59,63 @@ class CheckpointManifest(BaseModel):
 
 
 def save_checkpoint(
-    folder: Path, *, step: int, tensors: dict[str, Tensor], state: dict[str, Any], identity: Identity, world: World
+    folder: Path,
+    *,
+    step: int,
+    tensors: dict[str, Tensor],
+    state: dict[str, Any],
+    identity: Identity,
+    world: World,
+    group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Write a checkpoint of all ranks; it exists when the rename is done, and not before."""
+    """Write a checkpoint of all ranks; it exists when the rename is done, and not before.
+
+    The ranks meet in `group`; in the default one if None.
+    """
     target = folder / f"step-{step:08d}"
     if not world.is_first:
-        _write_tensors(_broadcast(None), tensors)
-        dist.barrier()  # all files are written
-        dist.barrier()  # the first rank has made the checkpoint of them
+        _write_tensors(_broadcast(None, group), tensors, group)
+        dist.barrier(group)  # all files are written
+        dist.barrier(group)  # the first rank has made the checkpoint of them
         return
     with staged_folder(target) as stage:
-        _write_tensors(_broadcast(str(stage)), tensors)
-        dist.barrier()
+        _write_tensors(_broadcast(str(stage), group), tensors, group)
+        dist.barrier(group)
         write_json(stage / STATE_FILE, state)
         files = digests_of(stage, exclude=(MANIFEST_FILE,))
-        manifest = CheckpointManifest(format=2, step=step, identity=identity, files=files)
+        manifest = CheckpointManifest(format=FORMAT, step=step, identity=identity, files=files)
         write_json(stage / MANIFEST_FILE, manifest.model_dump(mode="json"))
-    dist.barrier()
+    dist.barrier(group)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Committed checkpoints, oldest first."""
     return sorted(path for path in folder.glob("step-*") if (path / MANIFEST_FILE).is_file())
+
+
+def set_aside_damaged(folder: Path) -> list[DamagedError]:
+    """Rename the newest checkpoints that are not what was written, up to the first that is, to `damaged-step-…`.
+
+    A run then goes on from that one. For one process, before any reads the folder.
+
+    Returns:
+        What is wrong with each, the newest first.
+
+    Raises:
+        MismatchError: the newest checkpoint that is whole is of another format.
+    """
+    found: list[DamagedError] = []
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        try:
+            verify_files(path, read_manifest(path).files)
+        except DamagedError as error:
+            found.append(error)
+            target = path.with_name(f"damaged-{path.name}")
+            shutil.rmtree(target, ignore_errors=True)
+            path.rename(target)
+        else:
+            break
+    return found
 
 
 def is_finished(state: dict[str, Any]) -> bool:
@@ -104,15 +140,26 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def read_manifest(checkpoint: Path) -> CheckpointManifest:
-    """The commit record; raises MismatchError where it is missing or malformed."""
+    """The commit record.
+
+    Raises:
+        DamagedError: it is missing or not what was written.
+        MismatchError: it is of another format.
+    """
     path = checkpoint / MANIFEST_FILE
     remedy = "Choose another checkpoint, or train again."
     if not path.is_file():
-        raise MismatchError(Problem(str(path), "a committed checkpoint", "no manifest", remedy))
+        raise DamagedError(Problem(str(path), "a committed checkpoint", "no manifest", remedy))
     try:
-        return CheckpointManifest.model_validate(orjson.loads(path.read_bytes()))
-    except (orjson.JSONDecodeError, ValidationError) as error:
-        raise MismatchError(Problem(str(path), "a checkpoint manifest", str(error).splitlines()[0], remedy)) from error
+        content = orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise DamagedError(Problem(str(path), "a checkpoint manifest", str(error), remedy)) from error
+    try:
+        return CheckpointManifest.model_validate(content)
+    except ValidationError as error:
+        ours = isinstance(content, dict) and content.get("format") == FORMAT
+        kind = DamagedError if ours else MismatchError
+        raise kind(Problem(str(path), "a checkpoint manifest", str(error).splitlines()[0], remedy)) from error
 
 
 def check_identity(checkpoint: Path, manifest: CheckpointManifest, expected: Identity) -> None:
@@ -164,18 +211,19 @@ def load_checkpoint(checkpoint: Path, *, tensors: dict[str, Tensor]) -> dict[str
     return orjson.loads((checkpoint / STATE_FILE).read_bytes())
 
 
-def _write_tensors(folder: str, tensors: dict[str, Tensor]) -> None:
+def _write_tensors(folder: str, tensors: dict[str, Tensor], group: dist.ProcessGroup | None) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            dcp.save(dict(tensors), storage_writer=HuggingFaceStorageWriter(folder, save_distributed=True))
+            writer = HuggingFaceStorageWriter(folder, save_distributed=True)
+            dcp.save(dict(tensors), storage_writer=writer, process_group=group)
         except CheckpointException as error:  # no Exception by its class; what a disk said is somewhere in it
             said = [failure for failure, _ in error.failures.values() if isinstance(failure, OSError)]
             raise (said[0] if said else error) from error
 
 
-def _broadcast(value: str | None) -> str:
+def _broadcast(value: str | None, group: dist.ProcessGroup | None) -> str:
     box = [value]
-    dist.broadcast_object_list(box, src=0)
+    dist.broadcast_object_list(box, src=0, group=group)
     assert box[0] is not None, "rank 0 sends the folder"
     return box[0]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from foundation.config import FoundationConfig
 from foundation.data.batch import Float32Array, RequestBatch
 from foundation.data.schema import Schema
 from foundation.data.store import Store
+from foundation.goodput.journal import Journal
 from foundation.model.heads import SurfaceObjectiveHeads
 from foundation.model.numbers import NumberEncoding
 from foundation.model.recipes import RECIPES
@@ -29,17 +32,20 @@ from foundation.soft_labels import NOTHING_LEARNED, SoftLabelWriter, Teacher
 from foundation.training.checkpoint import Identity, is_finished, list_checkpoints, read_state
 from foundation.training.labels import counted_labels
 from foundation.training.loss import masked_cross_entropy
+from foundation.training.preemption import Preempted
 from foundation.training.prior import first_log_odds, number_sample
 from foundation.training.rates import constant, inverse_root
-from foundation.training.stream import CheckpointPolicy, Progress, StreamReport, learn
+from foundation.training.saver import CheckpointPolicy
+from foundation.training.stream import Progress, StreamReport, learn
 from foundation.training.trainer import Trainer, TrainerConfig
 from foundation.training.visits import Visit, Visits
 from serving.errors import Problem, UserError
 
 FORGETTING_STEPS = 200
 BEFORE_CUT, FROM_CUT = "before_cut", "from_cut"
+JOURNAL_FILE = "journal.jsonl"
 LABELS = {BEFORE_CUT: "soft_labels", FROM_CUT: "soft_labels_from_cut"}
-NO_MATTER = {"threads", "checkpoint_every", "keep_checkpoints"}
+NO_MATTER = {"threads", "checkpoint_every", "checkpoint_async", "failures_every", "keep_checkpoints"}
 """Settings that say how to run, not what to learn: they may change between a stop and its resume."""
 
 
@@ -125,18 +131,36 @@ def train_foundation(job: FoundationJob, progress: Progress | None = None) -> Fo
     Raises:
         MismatchError: the store, the schema or the settings changed since the newest checkpoint.
     """
+    journal = Journal(job.folder / JOURNAL_FILE if os.environ.get("RANK", "0") == "0" else None)
+    journal.phase("imports")
     store = Store.open(job.store, job.schema, verify=True)
+    journal.phase("store")
     with joined_world(job.config.training.threads) as world:
+        journal.phase("process group")
         trainer = build_trainer(job, world, store)
-        ends = _ends(job)
-        tell = progress if world.is_first else None
-        report = _train_until(ends[0], job, trainer, store=store, progress=tell)
-        for end in ends[1:]:
-            later = _train_until(end, job, trainer, store=store, progress=tell)
-            report = replace(later, stream=report.stream.and_then(later.stream))
+        journal.phase("plan and build")
+        run = _Run(job, trainer, store, journal, progress if world.is_first else None)
+        try:
+            reports = [_train_until(end, run) for end in _ends(job)]
+        except Preempted as stop:
+            journal.ended(stop.step, how="preempted")
+            raise
+        journal.ended(reports[-1].stream.num_steps, how="finished")
+        report = replace(reports[-1], stream=reduce(StreamReport.and_then, [part.stream for part in reports]))
         if world.is_first:
             _write_report(job.folder / "report.json", report)
         return report
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What the parts of a pass share."""
+
+    job: FoundationJob
+    trainer: Trainer
+    store: Store
+    journal: Journal
+    progress: Progress | None
 
 
 def _write_report(path: Path, report: FoundationReport) -> None:
@@ -175,10 +199,9 @@ def _begun_until(job: FoundationJob) -> int:
     return read_state(found[-1])["recorder"]["until_us"] if found else job.cut
 
 
-def _train_until(
-    end: int, job: FoundationJob, trainer: Trainer, *, store: Store, progress: Progress | None
-) -> FoundationReport:
+def _train_until(end: int, run: _Run) -> FoundationReport:
     """One part of the pass, on one side of the cut, and its soft labels."""
+    job, trainer, store = run.job, run.trainer, run.store
     part, world, training = replace(job, cut_us=job.cut, until_us=end), trainer.world, job.config.training
     identity = run_identity(part, store.fingerprint)
     at_cut = checkpoint_at_cut(part) if end > part.cut else None
@@ -195,9 +218,12 @@ def _train_until(
                 keep=training.keep_checkpoints,
                 identity=identity,
                 always=at_cut.name if at_cut else None,
+                in_background=training.checkpoint_async,
+                failures_every_s=training.failures_every.total_seconds() if training.failures_every else None,
             ),
+            journal=run.journal,
             rate=inverse_root(training.decay_steps) if training.decay_steps else constant,
-            progress=progress,
+            progress=run.progress,
         )
     recorder.labels.flush()
     dist.barrier()

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from foundation.data.batch import RequestBatch
+from foundation.goodput.journal import Journal
 from foundation.model.inputs import to_tensors
+from foundation.parallel.reduce import any_of_ranks
 from foundation.training import checkpoint as checkpoints
-from foundation.training.checkpoint import Identity
+from foundation.training.preemption import Preempted, termination_asked
 from foundation.training.rates import Rate, constant
+from foundation.training.saver import CheckpointPolicy, Saver
 from foundation.training.trainer import Trainer
 from foundation.training.visits import Visit, Visits
 
@@ -39,22 +41,6 @@ class Recorder(Protocol):
     def summary(self) -> str:
         """A few words for the progress line."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointPolicy:
-    """Where and how often to save, and what the checkpoints belong to.
-
-    Attributes:
-        keep: newest checkpoints that are kept.
-        always: name of one that is kept beside them.
-    """
-
-    folder: Path
-    every_steps: int
-    keep: int
-    identity: Identity
-    always: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +75,21 @@ class StreamReport:
         return replace(later, resumed_at_step=self.resumed_at_step, **sums)
 
 
+@dataclass(slots=True)
+class _Tally:
+    """What a pass has done so far; the fields of `StreamReport`."""
+
+    num_rows: int = 0
+    num_rows_learned: int = 0
+    num_events: int = 0
+    data_wait_seconds: float = 0.0
+
+    def add(self, visit: Visit) -> None:
+        self.num_rows += visit.batch.num_candidates if visit.is_first else 0
+        self.num_rows_learned += visit.batch.num_candidates
+        self.num_events += visit.batch.num_events
+
+
 def learn(
     trainer: Trainer,
     visits: Visits,
@@ -96,44 +97,65 @@ def learn(
     loss_of: Callable[[Visit, Any], Tensor],
     recorder: Recorder,
     policy: CheckpointPolicy,
+    journal: Journal,
     rate: Rate = constant,
     progress: Progress | None = None,
 ) -> StreamReport:
     """Score and learn every visit once, at learning rates as `rate` says; go on from the newest checkpoint, if any.
 
     Raises:
+        Preempted: a rank got SIGTERM; all have finished the step and saved.
         MismatchError: the newest checkpoint belongs to another store, schema or run.
     """
     step = resumed_at = _resume(trainer, visits, recorder, policy)
-    num_rows, num_rows_learned, num_events, wait, started = 0, 0, 0, 0.0, time.perf_counter()
+    journal.phase("checkpoint")
+    tally, started, device = _Tally(), time.perf_counter(), trainer.world.device
     saved_at = resumed_at or -1
     total = max(step + len(visits), 1)
+    with Saver(policy, trainer.world) as saver, termination_asked() as asked:
+
+        def save() -> None:
+            nonlocal saved_at
+            state = {"visits": visits.state_dict(), "recorder": recorder.state(), "finished": len(visits) == 0}
+            journal.saved(step, stall_s=saver.save(step, trainer.tensors(), state))
+            saved_at = step
+
+        for visit, waited in _timed(visits):
+            tally.data_wait_seconds += waited
+            journal.arrived(step, waited, world_size=trainer.world.size)
+            trainer.slow_down(rate(step, total))
+            tensors = to_tensors(visit.batch, device)
+            outputs, loss = trainer.step(tensors, lambda out, v=visit: loss_of(v, out), scored=visit.is_first)
+            step += 1
+            tally.add(visit)
+            if visit.is_first:
+                recorder.record(visit.batch, outputs, loss)
+            journal.alive(step)
+            is_preempted, is_due = any_of_ranks((asked(), saver.is_due(step)), device)
+            if is_due or is_preempted:
+                save()
+            if is_preempted:
+                saver.wait()
+                raise Preempted(step)
+            if progress is not None:
+                progress(step / total, recorder.summary())
+        if saved_at != step:
+            save()
+        saver.wait()
+    newest = checkpoints.list_checkpoints(policy.folder)[-1].name
+    seconds = time.perf_counter() - started
+    return StreamReport(step, seconds=seconds, resumed_at_step=resumed_at, checkpoint=newest, **asdict(tally))
+
+
+def _timed(visits: Visits) -> Iterator[tuple[Visit, float]]:
+    """Each visit, and the seconds that it was waited for."""
     coming = iter(visits)
     while True:
         asked = time.perf_counter()
         visit = next(coming, None)
-        wait += time.perf_counter() - asked
         if visit is None:
-            break
-        trainer.slow_down(rate(step, total))
-        tensors = to_tensors(visit.batch, trainer.world.device)
-        outputs, loss = trainer.step(tensors, lambda out, v=visit: loss_of(v, out), scored=visit.is_first)
-        step += 1
-        num_rows_learned += visit.batch.num_candidates
-        num_events += visit.batch.num_events
-        if visit.is_first:
-            recorder.record(visit.batch, outputs, loss)
-            num_rows += visit.batch.num_candidates
-        if step % policy.every_steps == 0:
-            _save(trainer, visits, recorder, policy, step)
-            saved_at = step
-        if progress is not None:
-            progress(step / total, recorder.summary())
-    if saved_at != step:
-        _save(trainer, visits, recorder, policy, step)
-    seconds = time.perf_counter() - started
-    newest = checkpoints.list_checkpoints(policy.folder)[-1].name
-    return StreamReport(step, num_rows, num_rows_learned, num_events, seconds, wait, resumed_at, newest)
+            return
+        yield visit, time.perf_counter() - asked
 
 
 def _resume(trainer: Trainer, visits: Visits, recorder: Recorder, policy: CheckpointPolicy) -> int:
@@ -147,16 +169,3 @@ def _resume(trainer: Trainer, visits: Visits, recorder: Recorder, policy: Checkp
     visits.load_state_dict(state["visits"])
     recorder.load(state["recorder"])
     return manifest.step
-
-
-def _save(trainer: Trainer, visits: Visits, recorder: Recorder, policy: CheckpointPolicy, step: int) -> None:
-    checkpoints.save_checkpoint(
-        policy.folder,
-        step=step,
-        tensors=trainer.tensors(),
-        state={"visits": visits.state_dict(), "recorder": recorder.state(), "finished": len(visits) == 0},
-        identity=policy.identity,
-        world=trainer.world,
-    )
-    if trainer.world.is_first:
-        checkpoints.prune(policy.folder, policy.keep, always=policy.always)

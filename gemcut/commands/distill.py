@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gemcut.console import Screen
+from gemcut.damaged import set_damaged_aside
 from gemcut.fanout import Outcome, raise_failures, run_jobs
 from gemcut.project import LoadedProject
 from gemcut.workspace import Workspace
@@ -35,6 +36,7 @@ def distill(
         for seed in seeds
         for arm in ARMS
     ]
+    set_damaged_aside([job.folder / "checkpoints" for _, job in jobs], screen)
     outcomes: list[Outcome[StudentResult]] = []
     with screen.progress("distill") as tell:
         tell(0.0, f"{len(jobs)} jobs in {num_processes} processes")

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from gemcut.console import Screen
+from gemcut.damaged import set_damaged_aside
 from gemcut.project import LoadedProject
 from gemcut.tracking import start_run
 from gemcut.workspace import Workspace
@@ -17,6 +18,7 @@ from serving.errors import Problem, ProjectError
 if TYPE_CHECKING:
     from eval.progressive import StreamMetrics
     from foundation.efficiency.measures import PassEfficiency
+    from foundation.goodput.report import Goodput
     from foundation.training.foundation_model import FoundationJob, FoundationReport
 
 
@@ -30,7 +32,9 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
     """
     from foundation.data.store import moment_of
     from foundation.efficiency.measures import pass_efficiency
-    from foundation.training.foundation_model import train_foundation
+    from foundation.goodput.journal import read_journal
+    from foundation.goodput.report import goodput_of
+    from foundation.training.foundation_model import JOURNAL_FILE, train_foundation
 
     space = Workspace(loaded)
     job = space.foundation_job(end_of_pass(space, until))
@@ -40,6 +44,7 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
     if not is_first:
         train_foundation(job)
         return {}
+    set_damaged_aside([job.folder / "checkpoints"], screen)
     job = _to_its_end(job, screen)
     with start_run(loaded, space.foundation, name="foundation") as tracker:
         tracker.log_params(_params(loaded))
@@ -52,12 +57,18 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
         efficiency = pass_efficiency(job, report.stream) if report.stream.has_learned else None
         if efficiency is not None:
             tracker.log_metrics(asdict(efficiency), step=steps)
+        account = goodput_of(read_journal(job.folder / JOURNAL_FILE))
+        if account is not None:
+            tracker.log_metrics(_shares(account), step=steps)
         tracker.log_artifact(space.foundation / "report.json")
     _tell(job, report, efficiency, screen)
+    if account is not None and report.stream.has_learned:
+        _tell_goodput(account, screen)
     return {
         "checkpoint": report.stream.checkpoint,
         "until": moment_of(job.until_us),
         "efficiency": asdict(efficiency) if efficiency else None,
+        "goodput": asdict(account) if account else None,
         "progressive": {k: asdict(v) for k, v in report.progressive.items()},
         "progressive_from_cut": {k: asdict(v) for k, v in report.progressive_from_cut.items()},
     }
@@ -101,6 +112,30 @@ def _figures(period: str, progressive: dict[str, StreamMetrics]) -> dict[str, fl
         found[f"{period}/auc/{objective}"] = metrics.auc
         found[f"{period}/calibration/{objective}"] = metrics.calibration
     return found
+
+
+def _shares(account: Goodput) -> dict[str, float]:
+    """Seconds by part, for the tracker."""
+    figures = {name: value for name, value in asdict(account).items() if name != "startup_phases_s"}
+    phases = {f"startup/{name.replace(' ', '_')}_s": value for name, value in account.startup_phases_s.items()}
+    return {f"goodput/{name}": float(value) for name, value in (figures | phases).items()}
+
+
+def _tell_goodput(account: Goodput, screen: Screen) -> None:
+    """One line of where the job's time went, one of what the last start took."""
+    parts = {
+        "start": account.startup_s,
+        "data wait": account.data_wait_s,
+        "saving": account.checkpoint_stall_s,
+        "done again": account.redone_s,
+        "down": account.down_s,
+    }
+    lost = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items() if seconds >= 0.05)
+    attempts = f" in {account.num_attempts} attempts" if account.num_attempts > 1 else ""
+    whole = f"{account.goodput:.1%} of {account.wall_s:,.1f} s{attempts}"
+    screen.say(f"  goodput {whole}, ETTR {account.ettr:.1%}; the rest: {lost}")
+    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in account.startup_phases_s.items())
+    screen.say(f"  the last start: {phases}")
 
 
 def _params(loaded: LoadedProject) -> dict[str, object]:

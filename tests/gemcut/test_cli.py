@@ -13,7 +13,7 @@ from gemcut.cli import app
 from gemcut.console import Screen
 from serving.errors import Problem, UserError
 
-COMMANDS = ["validate", "prepare", "train", "label", "distill", "export", "gate", "evaluate", "sync", "demo"]
+COMMANDS = ["validate", "prepare", "train", "label", "distill", "export", "gate", "plan", "evaluate", "sync", "demo"]
 NAMES, VALUES = "a command and options that exist", "a valid option value or argument"
 
 

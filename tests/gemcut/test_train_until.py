@@ -1,6 +1,7 @@
 """`gemcut train --until`: learning on after the cut, and what stays of the cut."""
 
 import json
+import shutil
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from eval.mlflow_sync import SPOOL_FILE, read_entries
 from foundation.data.store import read_manifest
 from foundation.soft_labels import read_soft_labels
+from foundation.training.checkpoint import list_checkpoints
 from tests.foundation.training.stopping import train_and_stop
 
 
@@ -89,3 +91,41 @@ def test_a_time_that_is_none_or_before_the_cut_is_refused(tiny_teacher, gemcut, 
     assert code == 3
     flat = " ".join(said.split())
     assert all(word in flat for word in words), flat
+
+
+def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_is_used(tiny_teacher, tmp_path, gemcut):
+    project = tiny_teacher.copy(tmp_path / "tiny")
+    space = project.space("foundation.training.checkpoint_every=1")
+    newest = list_checkpoints(space.foundation / "checkpoints")[-1]
+    labels = labels_of(project, lambda space: space.progressive_labels)
+    shutil.rmtree(newest)
+    train_and_stop(space.foundation_job(space.until_us), 3)
+    kept, damaged = list_checkpoints(space.foundation / "checkpoints")[-2:]
+    (damaged / "state.json").write_text("{}")
+
+    code, _, said = gemcut("train", "-p", project.path)
+
+    assert code in (0, None)
+    assert f"damaged checkpoint: {damaged / 'state.json'}" in said
+    assert f"training goes on from {kept.name}" in said
+    assert [path.name for path in list_checkpoints(space.foundation / "checkpoints")][-1] == newest.name
+    np.testing.assert_array_equal(labels_of(project, lambda space: space.progressive_labels).logits, labels.logits)
+
+
+def test_a_training_that_was_stopped_tells_where_its_time_went(tiny_teacher, tmp_path, gemcut):
+    project = tiny_teacher.copy(tmp_path / "tiny")
+    space = project.space("foundation.training.checkpoint_every=1")
+    shutil.rmtree(space.foundation)
+    train_and_stop(space.foundation_job(space.until_us), 3)
+
+    code, out, said = gemcut("train", "-p", project.path, "--json")
+
+    assert code in (0, None)
+    told = json.loads(out.splitlines()[-1])["goodput"]
+    assert told["num_attempts"] == 2
+    assert 0 < told["goodput"] < told["ettr"] < 1
+    assert f"goodput {told['goodput']:.1%}" in said
+    assert "in 2 attempts" in said
+    assert "the last start: imports" in said
+    logged = [entry.get("values", {}) for _, entry in read_entries(space.foundation / SPOOL_FILE)]
+    assert sum("goodput/goodput" in values and "goodput/startup/imports_s" in values for values in logged) == 1

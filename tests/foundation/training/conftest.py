@@ -18,6 +18,7 @@ from foundation.data.prepare import prepare
 from foundation.data.schema import Schema
 from foundation.data.store import Store, microseconds
 from foundation.training.foundation_model import FoundationJob
+from foundation.training.preemption import PREEMPTED
 from gemcut.demo_data.synthetic import make_data
 
 PROJECT = Path(__file__).parents[3] / "examples" / "synthetic" / "project.yaml"
@@ -29,7 +30,7 @@ MODEL = {
     "interaction_tokens": 2,
     "hidden": 16,
 }
-TRAINING = {"batch_requests": 16, "checkpoint_every": 4, "seed": 3}
+TRAINING = {"batch_requests": 16, "checkpoint_every": 4, "checkpoint_async": False, "seed": 3}
 NUM_REQUESTS = 250
 TRAIN_JOB = Path(__file__).with_name("train_job.py")
 DEADLINE_S = 200
@@ -127,7 +128,7 @@ def finished(processes):
         for wait in as_completed(waits, timeout=DEADLINE_S):
             process = waits[wait]
             results[process.pid] = SimpleNamespace(returncode=process.returncode, errors=wait.result()[1].decode())
-            if process.returncode:
+            if process.returncode not in (0, PREEMPTED):
                 for other in processes:
                     other.kill()
     return [results[process.pid] for process in processes]

@@ -12,13 +12,26 @@ import pytest
 import torch
 
 from foundation.data.reader import Reader
+from foundation.goodput.journal import read_journal
+from foundation.goodput.report import goodput_of
 from foundation.model.inputs import to_tensors
 from foundation.parallel.world import joined_world
 from foundation.soft_labels import NOTHING_LEARNED, read_soft_labels
-from foundation.training.foundation_model import build_trainer, run_identity, train_foundation, visits_of
+from foundation.training.checkpoint import Identity, list_checkpoints, load_checkpoint, set_aside_damaged
+from foundation.training.foundation_model import (
+    JOURNAL_FILE,
+    build_trainer,
+    run_identity,
+    train_foundation,
+    visits_of,
+)
 from foundation.training.loss import masked_cross_entropy
-from serving.errors import MismatchError
+from foundation.training.preemption import PREEMPTED, termination_asked
+from foundation.training.saver import CheckpointPolicy, Saver
+from serving.errors import DamagedError, MismatchError, UserError
 from tests.foundation.training.stopping import train_and_stop
+
+IDENTITY = Identity(run="run", schema_digest="schema", data_fingerprint="data")
 
 
 def train(job):
@@ -181,6 +194,78 @@ def test_killed_and_run_again_is_never_stopped(tmp_path, never_stopped, job_of, 
     assert vars(snapshot(tmp_path)) == vars(snapshot(never_stopped))
 
 
+def test_asked_to_leave_it_finishes_the_step_saves_and_goes_on_from_there(
+    tmp_path, never_stopped, job_of, run_job, snapshot
+):
+    job = job_of(tmp_path)
+    (asked,) = run_job(job, moment="asked after step 6")
+    assert asked.returncode == PREEMPTED, asked.errors
+    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["step-00000004", "step-00000007"]
+    assert train(job).stream.resumed_at_step == 7
+    resumed, straight = snapshot(tmp_path), snapshot(never_stopped)
+    assert resumed.tensors == straight.tensors
+    assert resumed.progressive == straight.progressive
+
+
+def test_outside_a_run_sigterm_ends_as_ever():
+    before = signal.getsignal(signal.SIGTERM)
+    with termination_asked() as asked:
+        signal.raise_signal(signal.SIGTERM)
+        assert asked()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_saved_in_the_background_is_saved_at_once(tmp_path, never_stopped, job_of, snapshot):
+    train(job_of(tmp_path, checkpoint_async=True))
+    assert vars(snapshot(tmp_path)) == vars(snapshot(never_stopped))
+
+
+@pytest.mark.parametrize("moment", ["after step 6", "before step-00000008 is committed", "after step 13"])
+def test_killed_while_it_saves_in_the_background_and_run_again_is_never_stopped(
+    tmp_path, never_stopped, job_of, run_job, snapshot, moment
+):
+    job = job_of(tmp_path, checkpoint_async=True)
+    (killed,) = run_job(job, moment=moment)
+    assert killed.returncode == -signal.SIGKILL, killed.errors
+    train(job)
+    assert vars(snapshot(tmp_path)) == vars(snapshot(never_stopped))
+
+
+def test_what_is_saved_is_what_was_when_it_was_taken(tmp_path):
+    """The tensors change while they are written, as a training changes them."""
+    tensors = {"model.weight": torch.arange(1 << 20, dtype=torch.float32)}
+    state = {"recorder": {"losses": [1.0]}}
+    policy = CheckpointPolicy(tmp_path, every_steps=1, keep=2, identity=IDENTITY)
+    with joined_world(1) as world, Saver(policy, world) as saver:
+        saver.save(1, tensors, state)
+        tensors["model.weight"].zero_()
+        state["recorder"]["losses"].append(2.0)
+    loaded = {"model.weight": torch.empty(1 << 20)}
+    with joined_world(1):
+        state = load_checkpoint(tmp_path / "step-00000001", tensors=loaded)
+    assert torch.equal(loaded["model.weight"], torch.arange(1 << 20, dtype=torch.float32))
+    assert state == {"recorder": {"losses": [1.0]}}
+
+
+def test_a_save_that_fails_in_the_background_ends_the_training(tmp_path):
+    (tmp_path / "folder").write_text("in the way")
+    policy = CheckpointPolicy(tmp_path / "folder", every_steps=1, keep=2, identity=IDENTITY)
+    with pytest.raises(UserError, match="folder"), joined_world(1) as world, Saver(policy, world) as saver:
+        saver.save(1, {"weight": torch.zeros(3)}, {})
+        saver.save(2, {"weight": torch.zeros(3)}, {})
+
+
+def test_saves_are_as_far_apart_as_their_cost_and_the_failures_say(tmp_path, monkeypatch):
+    policy = CheckpointPolicy(tmp_path, every_steps=1, keep=2, identity=IDENTITY, failures_every_s=5000.0)
+    now = [100.0]
+    monkeypatch.setattr("foundation.training.saver.time.monotonic", lambda: now[0])
+    with joined_world(1) as world, Saver(policy, world) as saver:
+        now[0] += 99.0
+        assert not saver.is_due(1), "one second is assumed: sqrt(2 * 1 * 5000)"
+        now[0] += 1.0
+        assert saver.is_due(1)
+
+
 def test_a_finished_run_that_is_run_again_stays_as_it_is(copied, never_stopped, job_of, snapshot):
     report = train(job_of(copied))
     assert report.stream.num_rows == 0
@@ -263,6 +348,40 @@ def test_a_damaged_checkpoint_is_refused(copied, job_of, file, how):
         train(job_of(copied))
 
 
+@pytest.mark.parametrize("how", ["truncated", "edited", "gone"])
+@pytest.mark.parametrize("file", ["*.safetensors", "state.json", "manifest.json"])
+def test_a_run_goes_on_from_before_a_damaged_checkpoint_as_if_nothing_had_been(
+    copied, never_stopped, job_of, snapshot, file, how
+):
+    folder = copied / "checkpoints"
+    (path,) = (folder / "step-00000026").glob(file)
+    damage(path, how)
+    (error,) = set_aside_damaged(folder)
+    assert path.name in str(error)
+    assert sorted(path.name for path in folder.iterdir()) == ["damaged-step-00000026", "step-00000024"]
+    assert train(job_of(copied)).stream.resumed_at_step == 24
+    shutil.rmtree(folder / "damaged-step-00000026")
+    assert vars(snapshot(copied)) == vars(snapshot(never_stopped))
+
+
+def test_only_what_is_newer_than_the_newest_whole_checkpoint_is_set_aside(copied):
+    folder = copied / "checkpoints"
+    damage(folder / "step-00000024" / "state.json", "edited")
+    assert set_aside_damaged(folder) == []
+    damage(folder / "step-00000026" / "state.json", "edited")
+    assert len(set_aside_damaged(folder)) == 2
+    assert list_checkpoints(folder) == []
+
+
+def test_a_checkpoint_of_another_format_is_not_taken_for_damaged(copied):
+    path = copied / "checkpoints" / "step-00000026" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"format": 3}))
+    with pytest.raises(MismatchError) as caught:
+        set_aside_damaged(path.parent.parent)
+    assert not isinstance(caught.value, DamagedError)
+    assert path.is_file()
+
+
 def test_a_malformed_checkpoint_manifest_is_refused(copied, job_of):
     (copied / "checkpoints" / "step-00000026" / "manifest.json").write_bytes(b"{}")
     with pytest.raises(MismatchError, match="a checkpoint manifest"):
@@ -288,3 +407,20 @@ def test_scores_of_the_steps_so_far_that_are_gone_stop_a_resumed_run(copied, job
     shutil.rmtree(copied / "soft_labels")
     with pytest.raises(MismatchError, match=r"part-0000-00000\.parquet"):
         train(job_of(copied))
+
+
+def test_the_journal_of_a_run_that_was_killed_tells_what_was_done_twice(tmp_path, job_of, run_job):
+    job = job_of(tmp_path)
+    for moment in ("after step 6", "never"):
+        run_job(job, moment=moment)
+    account = goodput_of(read_journal(tmp_path / JOURNAL_FILE))
+    assert account.num_attempts == 2
+    assert set(account.startup_phases_s) == {
+        *("imports", "store", "process group", "plan and build", "checkpoint", "first batch")
+    }
+    assert min(account.startup_phases_s.values()) >= 0
+    assert account.startup_s > account.startup_phases_s["imports"] > 0.5, "torch alone takes longer"
+    assert account.productive_s > 0
+    assert account.checkpoint_stall_s > 0
+    parts = account.startup_s + account.productive_s + account.data_wait_s + account.checkpoint_stall_s
+    assert parts + account.redone_s + account.down_s == pytest.approx(account.wall_s)

@@ -19,6 +19,7 @@ from foundation.training.foundation_model import (
     train_foundation,
     visits_of,
 )
+from foundation.training.preemption import PREEMPTED
 
 # Float32 sums over rows in another order, through a dozen steps of AdamW, whose first steps are as long as the learning
 # rate (1e-3) however small the gradient.
@@ -116,6 +117,16 @@ def test_a_run_of_two_ranks_that_died_is_finished_by_one(tmp_path, one_rank, log
     assert ranks[0].returncode == -signal.SIGKILL, ranks[0].errors
     assert ranks[1].returncode != 0
     assert train_foundation(job).stream.resumed_at_step == 8
+    assert_close(outcome(job, log), one_rank[1])
+
+
+def test_two_ranks_save_and_leave_together_when_one_is_asked_to(tmp_path, one_rank, log, job_of, run_job):
+    job = job_of(shutil.copytree(one_rank[0], tmp_path / "run"))
+    for rank in run_job(job, 2, moment="asked after step 10"):
+        assert rank.returncode == PREEMPTED, rank.errors
+    assert [path.name for path in list_checkpoints(job.folder / "checkpoints")] == ["step-00000008", "step-00000011"]
+    for rank in run_job(job, 2):
+        assert rank.returncode == 0, rank.errors
     assert_close(outcome(job, log), one_rank[1])
 
 

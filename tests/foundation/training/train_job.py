@@ -1,4 +1,4 @@
-"""Trains the job that a file describes, and kills itself at a given moment, as a machine that dies does, or never."""
+"""Trains the job that a file describes; at a given moment it dies, as a machine does, or is asked to leave."""
 
 import os
 import signal
@@ -29,7 +29,8 @@ def die_before_commit(name):
 def main():
     job = orjson.loads(Path(sys.argv[1]).read_bytes())
     words = job["moment"].split()
-    steps = iter(range(int(words[-1]) - 1)) if words[0] == "after" else iter(int, 1)
+    ending = {"after": signal.SIGKILL, "asked": signal.SIGTERM}.get(words[0])
+    steps = iter(range(int(words[-1]) - 1)) if ending else iter(int, 1)
     if words[0] == "before":
         die_before_commit(words[1])
     train_foundation(
@@ -41,7 +42,7 @@ def main():
             until_us=job["until_us"],
             cut_us=job["cut_us"],
         ),
-        progress=lambda share, summary: die() if next(steps, None) is None else None,
+        progress=lambda share, summary: os.kill(os.getpid(), ending) if next(steps, None) is None else None,
     )
 
 

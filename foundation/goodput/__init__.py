@@ -1,0 +1,1 @@
+"""Where the time of a training job went, over all the processes that worked on it."""

@@ -1,0 +1,126 @@
+"""When and how a pass saves: what is to be kept is copied at once, and written while training goes on."""
+
+from __future__ import annotations
+
+import copy
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+from foundation.parallel.reliability import checkpoint_interval
+from foundation.parallel.world import World
+from foundation.training.checkpoint import Identity, prune, save_checkpoint
+
+ASSUMED_STALL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPolicy:
+    """Where and how often to save, and what the checkpoints belong to.
+
+    Attributes:
+        every_steps: between two saves, where `failures_every_s` is None.
+        keep: newest checkpoints that are kept.
+        always: name of one that is kept beside them.
+        in_background: write while training goes on.
+        failures_every_s: mean seconds between failures; saves are then as far apart as `checkpoint_interval` says.
+    """
+
+    folder: Path
+    every_steps: int
+    keep: int
+    identity: Identity
+    always: str | None = None
+    in_background: bool = True
+    failures_every_s: float | None = None
+
+
+class Saver:
+    """Saves a pass's checkpoints; at most one is on its way to the disk.
+
+    Args:
+        policy: where, how often, how.
+        world: the ranks, which all save together.
+    """
+
+    def __init__(self, policy: CheckpointPolicy, world: World) -> None:
+        self.policy, self.world = policy, world
+        # Its messages must not meet those of training, which go on in the other thread.
+        group = dist.new_group(backend="gloo")
+        assert isinstance(group, dist.ProcessGroup), "every rank is in it"
+        self._group = group
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
+        self._pending: Future[None] | None = None
+        self._stall_s, self._saved_s = ASSUMED_STALL_S, time.monotonic()
+
+    def is_due(self, step: int) -> bool:
+        """Whether this rank would save after so many steps."""
+        if self.policy.failures_every_s is None:
+            return step % self.policy.every_steps == 0
+        interval = checkpoint_interval(self._stall_s, self.policy.failures_every_s)
+        return time.monotonic() - self._saved_s >= interval
+
+    def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> float:
+        """Take a checkpoint; of all ranks together. Returns the seconds that it stopped training.
+
+        Raises:
+            UserError: the disk did not take this one or the one before.
+        """
+        began = time.monotonic()
+        self.wait()
+        if self.policy.in_background:
+            taken = {name: _copied(value) for name, value in tensors.items()}
+            self._pending = self._thread.submit(self._write, step, taken, copy.deepcopy(state))
+        else:
+            self._write(step, tensors, state)
+        self._saved_s = time.monotonic()
+        self._stall_s = self._saved_s - began
+        return self._stall_s
+
+    def wait(self) -> None:
+        """Until nothing is on its way; raises what went wrong with it."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def _write(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        policy = self.policy
+        save_checkpoint(
+            policy.folder,
+            step=step,
+            tensors=tensors,
+            state=state,
+            identity=policy.identity,
+            world=self.world,
+            group=self._group,
+        )
+        if self.world.is_first:
+            prune(policy.folder, policy.keep, always=policy.always)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.wait()
+        except Exception:
+            if kind is None:  # what ended training says more
+                raise
+        finally:
+            self._thread.shutdown()
+
+
+def _copied(value: Tensor | ShardedTensor) -> Tensor:
+    """In memory of its own, on the CPU; torch's own stager does not know the tensors that TorchRec shards."""
+    if isinstance(value, ShardedTensor):
+        return cast("Tensor", copy.deepcopy(value).cpu())
+    return value.detach().to("cpu", copy=True)
