@@ -111,24 +111,14 @@ class ModelConfig(Section):
     )
 
     @property
-    def unread(self) -> dict[str, str]:
-        """Fields that say more of what the model does not have, each with what it wants to be read."""
-        reads = RECIPE_READS.get(self.recipe)
-        if reads is not None:
-            other = {name: "another `recipe`" for name in type(self).model_fields if name not in reads}
-            return other | (self._without_cross() if "cross_rank" in reads else {})
-        layers = "`interleaved_layers` above 0"
-        if not self.sequence:
-            wanted = dict.fromkeys(OF_LAYERS, f"`sequence: true` and {layers}")
-            return self._without_cross() | dict.fromkeys(OF_SEQUENCE - OF_LAYERS, "`sequence: true`") | wanted
-        if not self.interleaved_layers:
-            return self._without_cross() | dict.fromkeys(OF_LAYERS, layers)
-        found = self._without_cross()
-        found |= {} if self.interleaving else {"personalisation": "`interleaving: true`"}
-        return found | ({"compute_skip": "`interleaved_layers` above 1"} if self.interleaved_layers == 1 else {})
-
-    def _without_cross(self) -> dict[str, str]:
-        return {} if self.cross_layers else {"cross_rank": "`cross_layers` above 0"}
+    def unread(self) -> frozenset[str]:
+        """Fields that make no difference: to the recipe, or as they say more of what the model does not have."""
+        every = frozenset(type(self).model_fields)
+        unread = every - RECIPE_READS.get(self.recipe, every)
+        unread |= frozenset() if self.sequence else OF_SEQUENCE
+        unread |= frozenset() if self.interleaved_layers else OF_LAYERS
+        unread |= frozenset() if self.interleaving else {"personalisation"}
+        return unread | (frozenset() if self.cross_layers else {"cross_rank"})
 
     @model_validator(mode="wrap")
     @classmethod

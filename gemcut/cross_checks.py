@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from foundation.config import RECIPE_READS, ModelConfig
+from foundation.config import OF_LAYERS, RECIPE_READS, ModelConfig
 from foundation.data.schema import (
     ITEM,
     SURFACE,
@@ -242,15 +242,22 @@ def check_history(schema: Schema, model: ModelConfig, placements: Mapping[str, P
 
 
 def check_recipe(model: ModelConfig) -> Iterator[Problem]:
-    """The file sets no field that says more of what the model does not have."""
-    reads, unread = RECIPE_READS.get(model.recipe), model.unread
-    for field in sorted(model.model_fields_set & unread.keys()):
-        expected, remedy = f"{unread[field]}, without which nothing reads it", f"Remove it, or set {unread[field]}."
-        if reads is not None and field not in reads:
-            expected = f"a field that recipe `{model.recipe}` reads: {listed(reads)}"
-            remedy = (
-                f"Remove it, or choose another `recipe`; `--set 'foundation.model={{recipe: {model.recipe}}}'` does."
-            )
+    """The file sets no field that the recipe does not read, or that says more of layers which are not there.
+
+    What `sequence: false` or `interleaving: false` make idle may stay: they are switched off to see what they bring.
+    """
+    given, reads = model.model_fields_set, RECIPE_READS.get(model.recipe)
+    refused: dict[str, tuple[str, str]] = {}
+    if reads is not None:
+        whole = f"`--set 'foundation.model={{recipe: {model.recipe}}}'` replaces the whole section"
+        expected = f"a field that recipe `{model.recipe}` reads: {listed(reads)}"
+        refused |= dict.fromkeys(given - reads, (expected, f"Remove it, or choose another `recipe`; {whole}."))
+    elif model.sequence and not model.interleaved_layers:
+        remedy = "Remove it, or set `interleaved_layers` above 0."
+        refused |= dict.fromkeys(given & OF_LAYERS, ("layers of the encoder, which alone read it", remedy))
+    if "cross_rank" in given - refused.keys() and not model.cross_layers:
+        refused["cross_rank"] = ("cross layers, whose rank it is", "Remove it, or set `cross_layers` above 0.")
+    for field, (expected, remedy) in sorted(refused.items()):
         yield Problem(f"foundation.model.{field}", expected, str(getattr(model, field)), remedy)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,5 +123,7 @@ class Saver:
 def _copied(value: Tensor | ShardedTensor) -> Tensor:
     """In memory of its own, on the CPU; torch's own stager does not know the tensors that TorchRec shards."""
     if isinstance(value, ShardedTensor):
-        return cast("Tensor", copy.deepcopy(value).cpu())
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Please use DTensor", FutureWarning)  # TorchRec still hands these out
+            return cast("Tensor", copy.deepcopy(value).cpu())
     return value.detach().to("cpu", copy=True)

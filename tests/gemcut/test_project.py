@@ -157,6 +157,15 @@ def test_a_resolved_file_leaves_out_what_its_model_does_not_read_so_that_it_load
     assert load(tmp_path, loaded.project.to_yaml()).project == loaded.project
 
 
+def test_a_part_can_be_switched_off_although_the_file_says_more_of_it(tmp_path):
+    file = SOUND + "foundation: {model: {interleaved_layers: 2, rotary: position, personalisation: vector}}\n"
+    without = load(tmp_path, file, "foundation.model.sequence=false").project.resolved()["foundation"]["model"]
+    assert not {"interleaved_layers", "rotary", "personalisation"} & without.keys()
+    alone = load(tmp_path, file, "foundation.model.interleaving=false").project.resolved()["foundation"]["model"]
+    assert "rotary" in alone
+    assert "personalisation" not in alone
+
+
 def test_sizes_of_a_recipe_are_not_set_by_the_file(tmp_path):
     model = load(tmp_path, SOUND, "foundation.model={recipe: fast, hidden: 64}").project.foundation.model
 
@@ -377,23 +386,11 @@ SECTIONS = {
         "foundation.model.match",
         "`din` `encoder_events` True Remove",
     ),
-    "field of the encoder in a model without sequence": (
-        "name: shop",
-        "name: shop\nfoundation: {model: {sequence: false, encoder_events: 8}}",
-        "foundation.model.encoder_events",
-        "`sequence: true` 8 Remove",
-    ),
     "field of an encoder without layers": (
         "name: shop",
         "name: shop\nfoundation: {model: {rotary: position}}",
         "foundation.model.rotary",
         "`interleaved_layers` above 0 position Remove",
-    ),
-    "field of layers in a model without sequence": (
-        "name: shop",
-        "name: shop\nfoundation: {model: {sequence: false, rotary: position}}",
-        "foundation.model.rotary",
-        "`sequence: true` `interleaved_layers` above 0 position Remove",
     ),
     "events that a recipe reads, but not its switch": (
         "name: shop",

@@ -215,6 +215,7 @@ def test_outside_a_run_sigterm_ends_as_ever():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.filterwarnings("error:Please use DTensor")
 def test_saved_in_the_background_is_saved_at_once(tmp_path, never_stopped, job_of, snapshot):
     train(job_of(tmp_path, checkpoint_async=True))
     assert vars(snapshot(tmp_path)) == vars(snapshot(never_stopped))
