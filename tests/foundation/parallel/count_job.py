@@ -4,6 +4,7 @@ Two counts that know nothing of each other: arguments of each all-to-all, and by
 kernel.
 """
 
+import inspect
 import os
 import sys
 from collections import Counter
@@ -25,6 +26,9 @@ from foundation.training.foundation_model import FoundationJob, build_trainer
 ORDER = ("splits", "lengths", "ids", "embeddings")  # of a forward pass; after all of them the gradients
 
 
+SIGNATURE = inspect.signature(dist.all_to_all_single)
+
+
 class AllToAlls:
     """Stands in for `dist.all_to_all_single`: notes what is sent to others, by what it is, then sends it."""
 
@@ -32,21 +36,16 @@ class AllToAlls:
         self.rank, self.kinds = rank, ORDER * passes + ("gradients",)
         self.send, self.sent, self.answered, self.calls = dist.all_to_all_single, Counter(), 0, 0
 
-    def __call__(self, output, input, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False):  # noqa: A002 - torch's name
+    def __call__(self, *buffers, **options):
+        call = SIGNATURE.bind(*buffers, **options).arguments
+        received, sent = call["output"], call["input"]
         kind = self.kinds[self.calls % len(self.kinds)]
         self.calls += 1
-        size = dist.get_world_size(group)
-        splits = input_split_sizes or [len(input) // size] * size
-        self.sent[kind] += (sum(splits) - splits[self.rank]) * input[:1].nbytes
-        self.answered += len(output) if kind == "ids" else 0
-        return self.send(
-            output,
-            input,
-            output_split_sizes=output_split_sizes,
-            input_split_sizes=input_split_sizes,
-            group=group,
-            async_op=async_op,
-        )
+        size = dist.get_world_size(call.get("group"))
+        splits = call.get("input_split_sizes") or [len(sent) // size] * size
+        self.sent[kind] += (sum(splits) - splits[self.rank]) * sent[:1].nbytes
+        self.answered += len(received) if kind == "ids" else 0
+        return self.send(*buffers, **options)
 
 
 def written():
