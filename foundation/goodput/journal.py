@@ -41,7 +41,7 @@ class Alive(_Event):
 
 
 class Saved(_Event):
-    """A checkpoint exists; training stood still for `stall_s`."""
+    """A checkpoint was taken, if not yet written; training stood still for `stall_s`."""
 
     kind: Literal["saved"] = "saved"
     stall_s: float

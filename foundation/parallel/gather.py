@@ -1,8 +1,11 @@
-"""A model's parameters in one piece, whatever the ranks they are spread over."""
+"""A model's tensors out of the ranks they are spread over: in one piece, or each rank's share as a copy."""
 
 from __future__ import annotations
 
+import copy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -15,11 +18,26 @@ def full_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: _whole(value) for name, value in model.state_dict().items()}
 
 
+def own_copy(value: Tensor | ShardedTensor) -> Tensor | ShardedTensor:
+    """In memory of its own, on the CPU, sharded as before; torch's own stager does not know TorchRec's tensors."""
+    if not isinstance(value, ShardedTensor):
+        return value.detach().to("cpu", copy=True)
+    with _of_sharded_tensors():
+        return copy.deepcopy(value).cpu()
+
+
 def _whole(value: Tensor | ShardedTensor) -> Tensor:
     if not isinstance(value, ShardedTensor):
         return value.detach().cpu().contiguous()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Please use DTensor", FutureWarning)  # TorchRec still hands these out
+    with _of_sharded_tensors():
         out = torch.empty(value.size()) if dist.get_rank() == 0 else None
         value.gather(dst=0, out=out)
     return out if out is not None else torch.empty(0)
+
+
+@contextmanager
+def _of_sharded_tensors() -> Iterator[None]:
+    """Without torch's advice to use DTensor, which is TorchRec's to take."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Please use DTensor", FutureWarning)
+        yield

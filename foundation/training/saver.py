@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import Any, Self, cast
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 
+from foundation.parallel.gather import own_copy
 from foundation.parallel.reliability import checkpoint_interval
 from foundation.parallel.world import World
 from foundation.training.checkpoint import Identity, prune, save_checkpoint
@@ -77,7 +76,7 @@ class Saver:
         began = time.monotonic()
         self.wait()
         if self.policy.in_background:
-            taken = {name: _copied(value) for name, value in tensors.items()}
+            taken = {name: cast("Tensor", own_copy(value)) for name, value in tensors.items()}
             self._pending = self._thread.submit(self._write, step, taken, copy.deepcopy(state))
         else:
             self._write(step, tensors, state)
@@ -111,19 +110,6 @@ class Saver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
+        self._thread.shutdown()  # once what is on its way is there
+        if kind is None:  # else what ended training says more
             self.wait()
-        except Exception:
-            if kind is None:  # what ended training says more
-                raise
-        finally:
-            self._thread.shutdown()
-
-
-def _copied(value: Tensor | ShardedTensor) -> Tensor:
-    """In memory of its own, on the CPU; torch's own stager does not know the tensors that TorchRec shards."""
-    if isinstance(value, ShardedTensor):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Please use DTensor", FutureWarning)  # TorchRec still hands these out
-            return cast("Tensor", copy.deepcopy(value).cpu())
-    return value.detach().to("cpu", copy=True)
