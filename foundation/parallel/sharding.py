@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torchrec.distributed.model_parallel import (
     DataParallelWrapper,
@@ -61,7 +61,7 @@ class ShardedModel:
     """A model that is spread over the ranks.
 
     Attributes:
-        parallel: what is called for the dense part, `parallel(batch, read, tokens)`; it has all parameters.
+        parallel: what is called for the dense part, with a `LookedUp`; it has all parameters.
         model: the same without what spreads it, to look rows up with.
         plan: where each table is.
         table_rate_scale: see `TableOptimizer.scale`.
@@ -127,7 +127,10 @@ def _spread(
         move_to_group(found, world.rank % copies, copies, device_type=device.type)
         mesh = groups.tables
         env = ShardingEnv2D(
-            sharding_pg=group_of(mesh, SHARD), replica_pg=group_of(mesh, REPLICATE), global_pg=everyone, device_mesh=mesh
+            sharding_pg=group_of(mesh, SHARD),
+            replica_pg=group_of(mesh, REPLICATE),
+            global_pg=everyone,
+            device_mesh=mesh,
         )
     return DistributedModelParallel(model, env=env, plan=found, **common)
 
@@ -182,9 +185,8 @@ def _average_over(groups: Meshes, parallel: DistributedModelParallel) -> Callabl
     tensors: list[Tensor] = [place.tensor for place in local_shards(values)]
 
     def average() -> None:
-        works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
-        for work, tensor in zip(works, tensors, strict=True):
-            work.wait()
+        for tensor in tensors:
+            dist.all_reduce(tensor, group=group)
             tensor.div_(copies)
 
     return average

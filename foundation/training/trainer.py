@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from foundation.config import ParallelConfig
-from foundation.model.embedding import Lookup, TableModel
+from foundation.model.embedding import LookedUp, Lookup, TableModel
 from foundation.model.inputs import RequestTensors
 from foundation.parallel.clip import clip_together
-from foundation.parallel.shards import local_part
 from foundation.parallel.sharding import TableOptimizer, shard
+from foundation.parallel.shards import local_part
 from foundation.parallel.world import World
 
 
@@ -115,9 +115,9 @@ class Trainer:
             (what `score` would have said before, or where not wanted the outputs that were learned from; the loss,
             detached), on the device.
         """
-        tokens = self.sharded.model.embedding(batch.lookup)
-        scores = self._score(batch, tokens) if scored and self.averages else None
-        outputs = self._outputs(batch, tokens)
+        inputs = self._looked_up(batch)
+        scores = self._score(inputs) if scored and self.averages else None
+        outputs = self._outputs(inputs)
         loss = loss_of(outputs)
         self.dense_optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -145,17 +145,18 @@ class Trainer:
 
         The model is in the mode of evaluation for that long, and then in the one that it was in.
         """
-        prepared = self.prepare(batch)
         with torch.no_grad():
-            return self._score(prepared, self.sharded.model.embedding(prepared.lookup))
+            return self._score(self._looked_up(self.prepare(batch)))
 
-    def _score(self, batch: Prepared, tokens: dict[str, Tensor]) -> Any:
-        """`tokens` are the rows that were looked up."""
+    def _looked_up(self, batch: Prepared) -> LookedUp:
+        return LookedUp(batch.batch, batch.read, self.sharded.model.embedding(batch.lookup))
+
+    def _score(self, inputs: LookedUp) -> Any:
         was_training = self.model.training
         self.model.eval()
         with torch.no_grad():
             self._swap()
-            outputs = self._outputs(batch, tokens)
+            outputs = self._outputs(inputs)
             self._swap()
         self.model.train(was_training)
         return outputs
@@ -183,10 +184,10 @@ class Trainer:
                 mine.copy_(others)
                 others.copy_(kept)
 
-    def _outputs(self, batch: Prepared, tokens: dict[str, Tensor]) -> Any:
+    def _outputs(self, inputs: LookedUp) -> Any:
         low = self.config.matmul != torch.float32
         with torch.autocast(self.world.device.type, dtype=self.config.matmul, enabled=low):
-            return self.model(batch.batch, batch.read, tokens)
+            return self.model(inputs)
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor a resumed run needs, by a flat name; loading into them in place restores the trainer."""
