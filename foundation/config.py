@@ -160,6 +160,12 @@ class TrainingConfig(Section):
         ge=1,
         description="Scores are those of dense parameters averaged over about so many steps; of the newest if null.",
     )
+    accumulate: int = Field(
+        default=1,
+        ge=1,
+        le=4096,
+        description="Batches whose gradients make one step of the dense part; tables learn from each batch at once.",
+    )
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay.")
     gradient_clip: float = Field(default=1.0, gt=0, description="Largest norm of the dense gradient.")
     precision: Literal["float32", "bfloat16"] = Field(

@@ -108,6 +108,7 @@ def build_trainer(job: FoundationJob, world: World, store: Store) -> Trainer:
         gradient_clip=training.gradient_clip,
         matmul=getattr(torch, training.precision),
         average_steps=training.average_steps,
+        accumulate=training.accumulate,
         table_optimizer=training.table_optimizer,
         parallel=job.config.parallel,
     )

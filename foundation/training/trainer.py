@@ -25,6 +25,7 @@ class TrainerConfig:
     Attributes:
         matmul: matrix products of the model are in this type; all else is float32.
         average_steps: scores are those of dense parameters averaged over about so many steps; None: of the newest.
+        accumulate: batches whose dense gradients are averaged for one step of the dense part; tables learn from each.
         table_optimizer: `adagrad` is row-wise AdaGrad.
         parallel: how the model is spread over ranks.
     """
@@ -35,6 +36,7 @@ class TrainerConfig:
     gradient_clip: float = 1.0
     matmul: torch.dtype = torch.float32
     average_steps: int | None = None
+    accumulate: int = 1
     table_optimizer: Literal["adagrad", "sgd"] = "adagrad"
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
@@ -84,6 +86,12 @@ class Trainer:
         averages = config.average_steps is not None
         self._average = [parameter.detach().clone() for parameter in self.dense] if averages else []
         self._num_averaged = torch.tensor(0.0)
+        self._num_accumulated = 0
+
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether all that was learned is in the parameters: only then is there something to save."""
+        return self._num_accumulated == 0
 
     @property
     def averages(self) -> bool:
@@ -104,7 +112,7 @@ class Trainer:
         return Prepared(batch, read, self.sharded.model.embedding.start(read))
 
     def step(self, batch: Prepared, loss_of: Callable[[Any], Tensor], *, scored: bool = True) -> tuple[Any, Tensor]:
-        """Score a batch, then learn from it.
+        """Score a batch, then learn from it; the dense part with every `accumulate`-th one.
 
         Args:
             batch: what `prepare` made.
@@ -119,16 +127,27 @@ class Trainer:
         scores = self._score(inputs) if scored and self.averages else None
         outputs = self._outputs(inputs)
         loss = loss_of(outputs)
-        self.dense_optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        if self.sharded.average_copies is not None:
+            self.sharded.average_copies()
+        self._num_accumulated += 1
+        if self._num_accumulated == self.config.accumulate:
+            self.step_dense()
+        return outputs if scores is None else scores, loss.detach()
+
+    def step_dense(self) -> None:
+        """Let the dense part learn what has been accumulated; nothing where there is nothing."""
+        if self.is_between_steps:
+            return
+        for gradient in (p.grad for p in self.dense if p.grad is not None and self._num_accumulated > 1):
+            gradient.div_(self._num_accumulated)
         for parameters in self._clipped:
             clip_together(parameters, self.config.gradient_clip, self.sharded.meshes)
         self.dense_optimizer.step()
-        if self.sharded.average_copies is not None:
-            self.sharded.average_copies()
+        self.dense_optimizer.zero_grad(set_to_none=True)
+        self._num_accumulated = 0
         if self.averages:
             self._take_into_average()
-        return outputs if scores is None else scores, loss.detach()
 
     def slow_down(self, factor: float) -> None:
         """Multiply both configured learning rates by `factor`, in [0, 1], from the next step on."""

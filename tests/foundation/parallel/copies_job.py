@@ -33,8 +33,8 @@ class OneTable(TableModel):
     def read(self, batch):
         return replace(batch, histories={})
 
-    def forward(self, batch, read, tokens):
-        return tokens["request.user"] * self.weight
+    def forward(self, inputs):
+        return inputs.tokens["request.user"] * self.weight
 
 
 def main():

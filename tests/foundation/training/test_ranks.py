@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
+from foundation.parallel.table_rows import first_rows
 from foundation.parallel.world import joined_world
 from foundation.soft_labels import read_soft_labels
 from foundation.training.checkpoint import list_checkpoints, load_checkpoint
@@ -18,6 +19,7 @@ from foundation.training.foundation_model import (
     train_foundation,
 )
 from foundation.training.preemption import PREEMPTED
+from tests.foundation.training.conftest import TRAINING
 
 # Float32 sums over rows in another order, through a dozen steps of AdamW, whose first steps are as long as the learning
 # rate (1e-3) however small the gradient.
@@ -87,18 +89,25 @@ def four_ranks(tmp_path_factory, log, job_of, run_job):
     """What four ranks make of the same job, spread in several ways: by name the job and its outcome."""
     ways = {
         "1D": {},
+        "1D, nothing ahead": {"parallel": {"overlap": False}},
         "HSDP": {"parallel": {"dense_shard": 2}},
         "columns": {"parallel": {"tables": {"item": {"kind": "column_wise", "ranks": [1, 3]}}}},
         "1D, SGD": {"table_optimizer": "sgd"},
         "2D, SGD": {"table_optimizer": "sgd", "parallel": {"sharding_group": 2}},
-        "2D": {"parallel": {"sharding_group": 2, "dense_shard": 4}},
+        "2D": {"parallel": {"sharding_group": 2}},
+        "2D, HSDP": {"parallel": {"sharding_group": 2, "dense_shard": 2}},
     }
     jobs = {name: job_of(tmp_path_factory.mktemp("way"), **changed) for name, changed in ways.items()}
     together(list(jobs.values()), run_job, 4)
     return {name: (job, outcome(job, log)) for name, job in jobs.items()}
 
 
-@pytest.mark.parametrize("way", ["1D", "HSDP"])
+def test_ids_that_are_sent_ahead_change_no_bit(four_ranks, snapshot):
+    ahead, after = (four_ranks[way][0].folder for way in ("1D", "1D, nothing ahead"))
+    assert snapshot(ahead) == snapshot(after)
+
+
+@pytest.mark.parametrize("way", ["1D", "HSDP", "columns"])
 def test_four_ranks_learn_what_one_learns(way, four_ranks, one_rank):
     assert_close(four_ranks[way][1], one_rank)
 
@@ -106,6 +115,36 @@ def test_four_ranks_learn_what_one_learns(way, four_ranks, one_rank):
 def test_copies_of_the_tables_averaged_after_each_step_of_sgd_are_one_table(four_ranks, tmp_path, job_of, log):
     assert_close(four_ranks["2D, SGD"][1], four_ranks["1D, SGD"][1])
     assert_close(four_ranks["1D, SGD"][1], alone(tmp_path, job_of, log, table_optimizer="sgd"))
+
+
+def test_two_copies_that_learn_by_adagrad_stay_near_one(four_ranks, one_rank):
+    """A copy's sum of squares takes its newest gradient in before the copies are averaged, M times as large as one
+    table's would: a row's first step is 1 / sqrt(M) of what it would be, its later ones nearly all of it."""
+    got, expected = four_ranks["2D"][1], one_rank
+    differences = np.abs(got[0].logits - expected[0].logits)
+    assert 0 < np.nanmean(differences) < 0.05 * np.nanstd(expected[0].logits)
+    for objective, metrics in expected[2].items():
+        assert got[2][objective].log_loss == pytest.approx(metrics.log_loss, rel=0.02)
+    for name, moved in moves_of_rows(got[1]).items():
+        ratio = moved / moves_of_rows(expected[1])[name]
+        assert 2**-0.5 < ratio < 1.02, name
+
+
+def test_copies_and_shards_of_the_dense_part_go_together(four_ranks):
+    assert_close(four_ranks["2D, HSDP"][1], four_ranks["2D"][1])
+
+
+def moves_of_rows(tensors):
+    """Mean distance of each table's rows from where they began; of those that moved."""
+    moves = {}
+    for name, rows in tensors.items():
+        if not name.startswith("model.embedding."):
+            continue
+        table = name.removesuffix(".weight").rpartition(".table_")[2]
+        began = first_rows(table, TRAINING["seed"], first=0, num=len(rows), width=rows.shape[1])
+        distances = (rows - began).norm(dim=1)
+        moves[table] = float(distances[distances > 0].mean())
+    return moves
 
 
 def test_two_ranks_learn_the_uncertainties_that_one_learns(tmp_path, log, job_of, run_job):
