@@ -77,10 +77,10 @@ def _changed(kind: str, stretch: int, past: Past, *, store: Store) -> Problem:
     what = {
         EVENTS: "other events before them",
         STATISTICS: "other statistics",
-        REQUESTS: "changed ones, or other features of their users, items or candidates",
+        REQUESTS: "as many, but changed ones, or with other features of users, items or candidates",
     }.get(kind, f"other labels of `{kind.removeprefix('label.')}`, which had been learned")
     if kind == REQUESTS and here != read:
-        what = "more requests among them" if here < read else "fewer requests among them"
+        what = f"others, and {'more' if here < read else 'fewer'} of them by then"
     where = f"requests {first + 1:,} to {last:,}, to {moment_of(past['times'][stretch])}"
     return _mismatch(f"{where}, as they were learned", what).problems[0]
 
