@@ -112,7 +112,7 @@ def _tell_growth(job: FoundationJob, screen: Screen) -> None:
     from foundation.training.foundation_model import growth
 
     for table, number in growth(job, read_manifest(job.store).fingerprint).items():
-        screen.say(f"table {table}: {number:,} new values")
+        screen.say(f"table {table}: {number:,} new value{'s' if number > 1 else ''}")
 
 
 def _figures(period: str, progressive: dict[str, StreamMetrics]) -> dict[str, float]:
