@@ -13,6 +13,7 @@ from typing import Any, Self, cast
 import torch.distributed as dist
 from torch import Tensor
 
+from foundation.data.schema import Schema
 from foundation.parallel.gather import own_copy
 from foundation.parallel.reliability import checkpoint_interval
 from foundation.parallel.world import World
@@ -31,6 +32,7 @@ class CheckpointPolicy:
         always: name of one that is kept beside them.
         in_background: write while training goes on.
         failures_every_s: mean seconds between failures; saves are then as far apart as `checkpoint_interval` says.
+        grown: the schema, where a checkpoint of an earlier day is gone on from, as `check_identity` says.
     """
 
     folder: Path
@@ -40,6 +42,7 @@ class CheckpointPolicy:
     always: str | None = None
     in_background: bool = True
     failures_every_s: float | None = None
+    grown: Schema | None = None
 
 
 class Saver:

@@ -157,8 +157,9 @@ def _resume(trainer: Trainer, visits: Visits, recorder: Recorder, policy: Checkp
         recorder.load({})
         return 0
     manifest = checkpoints.read_manifest(found[-1])
-    checkpoints.check_identity(found[-1], manifest, policy.identity)
-    state = checkpoints.load_checkpoint(found[-1], tensors=trainer.tensors())
-    visits.load_state_dict(state["visits"])
+    growth = checkpoints.check_identity(found[-1], manifest, policy.identity, grown=policy.grown)
+    state = checkpoints.read_state(found[-1])
+    visits.load_state_dict(state["visits"])  # refuses a log that does not begin with what was learned
+    checkpoints.load_checkpoint(found[-1], tensors=trainer.tensors(), growth=growth)
     recorder.load(state["recorder"])
     return manifest.step

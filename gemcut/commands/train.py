@@ -46,6 +46,7 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
         return {}
     set_damaged_aside([job.folder / "checkpoints"], screen)
     job = _to_its_end(job, screen)
+    _tell_growth(job, screen)
     with start_run(loaded, space.foundation, name="foundation") as tracker:
         tracker.log_params(_params(loaded))
         with screen.progress("train") as tell:
@@ -103,6 +104,15 @@ def _to_its_end(job: FoundationJob, screen: Screen) -> FoundationJob:
     if end > job.until_us:
         screen.say(f"this training was begun to go to {moment_of(end)}; going on to that")
     return replace(job, until_us=end)
+
+
+def _tell_growth(job: FoundationJob, screen: Screen) -> None:
+    """What is new since the newest checkpoint; refuses what may not be, before anything is loaded."""
+    from foundation.data.store import read_manifest
+    from foundation.training.foundation_model import growth
+
+    for table, number in growth(job, read_manifest(job.store).fingerprint).items():
+        screen.say(f"table {table}: {number:,} new value{'s' if number > 1 else ''}")
 
 
 def _figures(period: str, progressive: dict[str, StreamMetrics]) -> dict[str, float]:
