@@ -31,6 +31,8 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from eval.artifacts import FileDigest, digests_of, fingerprint, staged_folder, verify_files, write_json
 from foundation.data.schema import Schema
 from foundation.model.embedding import module_name
+from foundation.parallel.column_sums import recut
+from foundation.parallel.shards import local_shards
 from foundation.parallel.world import World
 from foundation.training.lineage import Growth, Lineage, growth_since
 from serving.errors import DamagedError, MismatchError, Problem
@@ -240,11 +242,32 @@ def load_checkpoint(
             )
         )
     sizes = {name: entry.size for name, entry in found.items() if isinstance(entry, TensorStorageMetadata)}
-    _check_sizes(checkpoint, sizes, tensors, growth=growth or {})
+    recut_names = _sums_of_other_columns(tensors, sizes)
+    alike = {name: tensor for name, tensor in tensors.items() if name not in recut_names}
+    _check_sizes(checkpoint, sizes, alike, growth=growth or {})
+    as_saved = {name: torch.empty(sizes[name]) for name in recut_names}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.load(dict(tensors), storage_reader=reader, planner=_LoadFirstRows())
+        dcp.load(alike | as_saved, storage_reader=reader, planner=_LoadFirstRows())
+    for name, num_rows in recut_names.items():
+        sums = recut(as_saved[name], num_rows, tensors[name].size(0) // num_rows)
+        for shard in local_shards({name: tensors[name]}):
+            first = shard.offsets[0]
+            shard.tensor.copy_(sums[first : first + len(shard.tensor)])
     return orjson.loads((checkpoint / STATE_FILE).read_bytes())
+
+
+def _sums_of_other_columns(tensors: Mapping[str, Tensor], saved: Mapping[str, torch.Size]) -> dict[str, int]:
+    """Rows of each table whose AdaGrad sums were saved for another cut by columns, by the sums' name."""
+    found: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        weights = f"model.{name.removeprefix('table_optimizer.').rpartition('.weight.')[0]}.weight"
+        if not name.startswith("table_optimizer.") or weights not in saved or saved[name] == tensor.size():
+            continue
+        num_rows = saved[weights][0]
+        if tensors[weights].size(0) == num_rows and not saved[name][0] % num_rows and not tensor.size(0) % num_rows:
+            found[name] = num_rows
+    return found
 
 
 class _LoadFirstRows(DefaultLoadPlanner):
