@@ -126,7 +126,7 @@ def test_four_ranks_learn_by_sgd_what_one_learns(four_ranks, tmp_path, job_of, l
 
 @pytest.mark.parametrize("way", ["2D", "columns"])
 def test_by_adagrad_copies_and_columns_stay_near_one_table(way, four_ranks, one_rank):
-    """Two copies: a row that one rank meets has a first step 1 / sqrt(2) as long, as its copy's sum of squares takes the
+    """Two copies: a row that one rank meets has a first step 1 / sqrt(2) as long: its copy's sum of squares takes the
     gradient in before it is averaged. A row with the same gradient in both has steps sqrt(2) as long, as its sums are
     not twice one table's. Halves of a row have rates of their own, within sqrt(2) of the row's for the same reason."""
     got, expected = four_ranks[way][1], one_rank
