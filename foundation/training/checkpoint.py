@@ -30,7 +30,6 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from eval.artifacts import FileDigest, digests_of, fingerprint, staged_folder, verify_files, write_json
 from foundation.data.schema import Schema
-from foundation.model.embedding import module_name
 from foundation.parallel.world import World
 from foundation.training.lineage import Growth, Lineage, growth_since
 from serving.errors import DamagedError, MismatchError, Problem
@@ -268,6 +267,8 @@ def _check_sizes(
     checkpoint: Path, saved: Mapping[str, torch.Size], tensors: Mapping[str, Tensor], *, growth: Mapping[str, int]
 ) -> None:
     """Refuse tensors of other sizes than those that were saved, but for the rows that were added to tables."""
+    from foundation.model.embedding import module_name  # brings TorchRec, which takes seconds
+
     problems: list[Problem] = []
     for name, tensor in tensors.items():
         size = list(tensor.size())
