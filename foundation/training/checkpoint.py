@@ -30,9 +30,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from eval.artifacts import FileDigest, digests_of, fingerprint, staged_folder, verify_files, write_json
 from foundation.data.schema import Schema
-from foundation.model.embedding import module_name
 from foundation.parallel.column_sums import recut
-from foundation.parallel.shards import local_shards
 from foundation.parallel.world import World
 from foundation.training.lineage import Growth, Lineage, growth_since
 from serving.errors import DamagedError, MismatchError, Problem
@@ -249,11 +247,8 @@ def load_checkpoint(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.load(alike | as_saved, storage_reader=reader, planner=_LoadFirstRows())
-    for name, num_rows in recut_names.items():
-        sums = recut(as_saved[name], num_rows, tensors[name].size(0) // num_rows)
-        for shard in local_shards({name: tensors[name]}):
-            first = shard.offsets[0]
-            shard.tensor.copy_(sums[first : first + len(shard.tensor)])
+    if recut_names:
+        _fill_recut(tensors, as_saved, recut_names)
     return orjson.loads((checkpoint / STATE_FILE).read_bytes())
 
 
@@ -268,6 +263,16 @@ def _sums_of_other_columns(tensors: Mapping[str, Tensor], saved: Mapping[str, to
         if tensors[weights].size(0) == num_rows and not saved[name][0] % num_rows and not tensor.size(0) % num_rows:
             found[name] = num_rows
     return found
+
+
+def _fill_recut(tensors: Mapping[str, Tensor], saved: Mapping[str, Tensor], num_rows: Mapping[str, int]) -> None:
+    from foundation.parallel.shards import local_shards  # a checkpoint can be looked at without TorchRec
+
+    for name, rows in num_rows.items():
+        sums = recut(saved[name], rows, tensors[name].size(0) // rows)
+        for shard in local_shards({name: tensors[name]}):
+            first = shard.offsets[0]
+            shard.tensor.copy_(sums[first : first + len(shard.tensor)])
 
 
 class _LoadFirstRows(DefaultLoadPlanner):
@@ -291,6 +296,8 @@ def _check_sizes(
     checkpoint: Path, saved: Mapping[str, torch.Size], tensors: Mapping[str, Tensor], *, growth: Mapping[str, int]
 ) -> None:
     """Refuse tensors of other sizes than those that were saved, but for the rows that were added to tables."""
+    from foundation.model.embedding import module_name  # brings TorchRec, which takes seconds
+
     problems: list[Problem] = []
     for name, tensor in tensors.items():
         size = list(tensor.size())

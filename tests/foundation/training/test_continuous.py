@@ -232,6 +232,9 @@ def test_rows_that_were_there_keep_their_values_and_new_ones_are_a_new_tables(gr
     with joined_world(1) as world:
         tensors = build_trainer(job, world, log.store).tensors()
         fresh = {name: whole(value) for name, value in build_trainer(job, world, log.store).tensors().items()}
+        for other in ({}, {"hour": 1}, {"hour": 24 - HOURS, "device": 1}):
+            with pytest.raises(MismatchError, match=r"table_(hour|device)"):
+                load_checkpoint(checkpoint, tensors=tensors, growth=other)
         load_checkpoint(checkpoint, tensors=tensors, growth=added)
         loaded = {name: whole(value) for name, value in tensors.items()}
     assert loaded.keys() == saved.keys()
