@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from eval.artifacts import MANIFEST_FILE, FileDigest, digests_of, fingerprint, verify_files
 from foundation.data.batch import Float32Array, Int64Array
-from foundation.data.columns import map_columns
+from foundation.data.columns import as_numpy, map_columns
 from foundation.data.encode import matrices
 from foundation.data.schema import USER, Feature, IdFeature, Schema
 from foundation.data.sources import declared_tables
@@ -152,7 +152,7 @@ def summarise(folder: Path, schema: Schema, *, input_digest: str) -> StoreManife
     for name in sorted(files):
         if name.startswith("requests/"):
             table = pq.read_table(folder / name, columns=["time", "candidates"])
-            times.append(table["time"].to_numpy())
+            times.append(as_numpy(table["time"]))
             num_rows += sum(len(piece.flatten()) for piece in table["candidates"].chunks)
     return StoreManifest(
         layout=LAYOUT,
@@ -232,18 +232,18 @@ class Store:
     @cached_property
     def users_of_requests(self) -> NDArray[np.int32]:
         """[R] int32: row of each request's user."""
-        return self._read("user")["user"].to_numpy()
+        return as_numpy(self._read("user")["user"])
 
     @cached_property
     def candidate_counts(self) -> Int64Array:
         """[R] int64: candidates of each request."""
         lists = self._read("candidates")["candidates"]
-        return np.concatenate([np.diff(piece.offsets.to_numpy()) for piece in lists.chunks]).astype(np.int64)
+        return np.concatenate([np.diff(as_numpy(piece.offsets)) for piece in lists.chunks]).astype(np.int64)
 
     @cached_property
     def _times_and_surfaces(self) -> tuple[Int64Array, NDArray[np.int32]]:
         table = self._read("time", "surface")
-        return table["time"].to_numpy(), table["surface"].to_numpy()
+        return as_numpy(table["time"]), as_numpy(table["surface"])
 
     def _read(self, *columns: str) -> pa.Table:
         pieces: list[pa.Table] = []
@@ -330,9 +330,9 @@ def _encoded(table: pa.RecordBatch, features: tuple[Feature, ...], schema: Schem
 
 def _events(table: pa.RecordBatch, users: pa.RecordBatch, log: str, *, schema: Schema) -> Events:
     return Events(
-        times=table["time"].to_numpy(),
-        items=table["item"].to_numpy(),
-        starts=users[f"{log}_start"].to_numpy(),
-        ends=users[f"{log}_end"].to_numpy(),
+        times=as_numpy(table["time"]),
+        items=as_numpy(table["item"]),
+        starts=as_numpy(users[f"{log}_start"]),
+        ends=as_numpy(users[f"{log}_end"]),
         own=tuple(table[f"feature.{feature.name}"] for feature in schema.data.events[log].features),
     )
