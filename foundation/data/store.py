@@ -27,6 +27,7 @@ from foundation.data.columns import as_numpy, map_columns
 from foundation.data.encode import matrices
 from foundation.data.schema import USER, Feature, IdFeature, Schema
 from foundation.data.sources import declared_tables
+from foundation.data.verified import verify_once
 from serving.errors import DataError, MismatchError, Problem
 
 LAYOUT = 1
@@ -195,7 +196,8 @@ class Store:
         Args:
             folder: the store.
             schema: the project's data sections.
-            verify: read every file and compare its sha256; without it names and sizes only.
+            verify: compare every file's sha256, reading those that `verify_once` does not remember; without it names
+                and sizes only.
 
         Raises:
             DataError: there is no store, or a file of it is damaged.
@@ -210,7 +212,10 @@ class Store:
             if manifest.statistics.get(name) != digest:
                 got = "one declared otherwise" if name in manifest.statistics else "none"
                 raise MismatchError(Problem(str(folder), f"statistic `{name}` as this project declares it", got, AGAIN))
-        verify_files(folder, manifest.files, contents=verify)
+        if verify:
+            verify_once(folder, manifest.files)
+        else:
+            verify_files(folder, manifest.files, contents=False)
         with whole_file(folder):
             return cls(folder, schema, manifest)
 
