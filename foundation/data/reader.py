@@ -86,8 +86,7 @@ class Reader:
 
     def __len__(self) -> int:
         """Batches that are left; the same on every rank."""
-        left = len(self._positions) - self._next
-        return (left + self._batch_requests - 1) // self._batch_requests
+        return self.num_left(self._next)
 
     def __iter__(self) -> Iterator[RequestBatch]:
         """Batches from where the reader is; what an earlier iterator had made ahead is dropped."""
@@ -114,9 +113,19 @@ class Reader:
             self._running.close()
             self._running = None
 
-    def state_dict(self) -> ReaderState:
-        """Where the reader is: after the batches it has yielded, whatever was made ahead."""
-        return {"next": self._next, "digest": self._digest(self._next)}
+    @property
+    def place(self) -> int:
+        """Requests that all ranks together were given, or had been when the reader's state was saved."""
+        return self._next
+
+    def num_left(self, place: int) -> int:
+        """Batches that are left from a place on; the same on every rank."""
+        return -(-(len(self._positions) - place) // self._batch_requests)
+
+    def state_dict(self, place: int | None = None) -> ReaderState:
+        """Where the reader is: after the batches it has yielded, whatever was made ahead; or was, at a place."""
+        read = self._next if place is None else place
+        return {"next": read, "digest": self._digest(read)}
 
     def load_state_dict(self, state: ReaderState) -> None:
         """Go to where a reader of a selection that began like this one was, with this reader's ranks and batch size.

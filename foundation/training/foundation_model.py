@@ -90,7 +90,7 @@ class FoundationReport:
 
 def run_identity(job: FoundationJob, data_fingerprint: str) -> Identity:
     """What a checkpoint of this job, made from the store of a fingerprint, belongs to, however far the job goes."""
-    content = [job.config.model_dump(mode="json", exclude={"training": NO_MATTER})]
+    content = [job.config.model_dump(mode="json", exclude={"training": NO_MATTER, "parallel": True})]
     content += [job.schema.schema_digest(), data_fingerprint, job.cut]
     content += [job.surfaces] if job.surfaces else []
     run = hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
@@ -108,6 +108,8 @@ def build_trainer(job: FoundationJob, world: World, store: Store) -> Trainer:
         gradient_clip=training.gradient_clip,
         matmul=getattr(torch, training.precision),
         average_steps=training.average_steps,
+        table_optimizer=training.table_optimizer,
+        parallel=job.config.parallel,
     )
     model = RECIPES[job.config.model.recipe](job.schema, job.config.model)
     positions = store.select(job.surfaces, end=job.cut)

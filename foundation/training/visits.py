@@ -25,6 +25,9 @@ MAX_THINNING = 16
 
 VisitsState = dict[str, ReaderState]
 
+VisitsPlace = dict[int, int]
+"""Requests that each delay's reader has read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Visit:
@@ -91,12 +94,12 @@ class Visits:
 
     def __len__(self) -> int:
         """Batches that are left, of both kinds; the same on every rank."""
-        return sum(len(reader) for reader in self._readers.values())
+        return self.num_left(self.place)
 
     def __iter__(self) -> Iterator[Visit]:
         """Visits from where the readers are."""
-        state = self.state_dict()
-        left = {delay: times[state[str(delay)]["next"] :] for delay, times in self._times.items()}
+        place = self.place
+        left = {delay: times[place[delay] :] for delay, times in self._times.items()}
         batches = {delay: iter(reader) for delay, reader in self._readers.items()}
         for delay in turns(left, self._batch_requests).tolist():
             yield self._visit(next(batches[delay]), delay)
@@ -110,9 +113,19 @@ class Visits:
         for reader in self._readers.values():
             reader.close()
 
-    def state_dict(self) -> VisitsState:
-        """Where every reader is, by delay."""
-        return {str(delay): reader.state_dict() for delay, reader in self._readers.items()}
+    @property
+    def place(self) -> VisitsPlace:
+        """Where the readers are, for `state_dict` and `num_left`."""
+        return {delay: reader.place for delay, reader in self._readers.items()}
+
+    def num_left(self, place: VisitsPlace) -> int:
+        """Batches that are left from a place on."""
+        return sum(reader.num_left(place[delay]) for delay, reader in self._readers.items())
+
+    def state_dict(self, place: VisitsPlace | None = None) -> VisitsState:
+        """Where every reader is, by delay; or was, at a place."""
+        at = self.place if place is None else place
+        return {str(delay): reader.state_dict(at[delay]) for delay, reader in self._readers.items()}
 
     def load_state_dict(self, state: VisitsState) -> None:
         """Go to where visits of the same requests were; see `Reader.load_state_dict`."""

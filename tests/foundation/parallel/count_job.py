@@ -72,7 +72,7 @@ def main():
         with Reader(store, schema, positions, requests, rank=world.rank, world_size=world.size, prefetch=0) as reader:
             for batch in reader:
                 inputs = to_tensors(batch, world.device)
-                trainer.step(inputs, lambda logits: torch.nan_to_num(logits).square().mean())
+                trainer.step(trainer.prepare(inputs), lambda logits: torch.nan_to_num(logits).square().mean())
                 steps += 1
         after = written()
         state = [

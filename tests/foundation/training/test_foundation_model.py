@@ -102,7 +102,8 @@ def test_scores_are_those_of_a_model_that_learned_the_earlier_batches_only(never
                     np.testing.assert_array_equal(recorded, fresh, strict=True)
                 known = torch.from_numpy(visit.labels)
                 trainer.slow_down((1 + step / job.config.training.decay_steps) ** -0.5)
-                trainer.step(tensors, lambda out, known=known: masked_cross_entropy(out, known, weights))
+                prepared = trainer.prepare(tensors)
+                trainer.step(prepared, lambda out, known=known: masked_cross_entropy(out, known, weights))
                 assert not np.array_equal(trainer.score(tensors).numpy(), fresh, equal_nan=True)
 
 

@@ -1,4 +1,4 @@
-"""Trains the job that a file describes; at a given moment it dies, as a machine does, or is asked to leave."""
+"""Trains the jobs that a file describes; at a given moment it dies, as a machine does, or is asked to leave."""
 
 import os
 import signal
@@ -27,7 +27,13 @@ def die_before_commit(name):
 
 
 def main():
-    job = orjson.loads(Path(sys.argv[1]).read_bytes())
+    meeting = os.environ.get("GEMCUT_MEETING_FILE")
+    for place, job in enumerate(orjson.loads(Path(sys.argv[1]).read_bytes())):
+        os.environ["GEMCUT_MEETING_FILE"] = f"{meeting}-{place}"
+        run(job)
+
+
+def run(job):
     words = job["moment"].split()
     ending = {"after": signal.SIGKILL, "asked": signal.SIGTERM}.get(words[0])
     steps = iter(range(int(words[-1]) - 1)) if ending else iter(int, 1)
