@@ -20,8 +20,8 @@ def uri_of(loaded: LoadedProject) -> str:
 def start_run(loaded: LoadedProject, folder: Path, *, name: str, sends: bool = True) -> Tracker:
     """The run that is tracked in a folder; any but the foundation model's is its child.
 
-    The project as it was understood lies in the folder as `project.resolved.yaml`, and is the run's first artifact. For `sends` see
-    `Tracker.start`.
+    The project as it was understood lies in the folder as `project.resolved.yaml`, and is the run's first artifact.
+    `sends` is that of `Tracker.start`.
     """
     foundation = Workspace(loaded).foundation
     write_file(folder / RESOLVED_FILE, loaded.project.to_yaml().encode())
