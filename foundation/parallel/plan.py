@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch import nn
 from torchrec import EmbeddingCollection
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise, table_wise
@@ -29,6 +30,10 @@ TablePlan = dict[str, TablePlacement]
 
 WHOLE_ROWS = [ShardingType.ROW_WISE.value, ShardingType.TABLE_WISE.value]
 """What the planner may choose: a row's AdaGrad step depends on its whole gradient, and so the row is not cut."""
+
+
+FUSED = EmbeddingComputeKernel.FUSED.value
+"""Tables learn in the backward pass; see `foundation.parallel.sharding.TableOptimizer`."""
 
 
 def table_plan(
@@ -74,9 +79,9 @@ def sharding_plan(model: nn.Module, plan: TablePlan, *, group_size: int, device_
     """TorchRec's form of a plan; ranks are still places in a sharding group."""
     generators = {
         module_name(table): {
-            "row_wise": lambda _: row_wise(),
-            "table_wise": lambda ranks: table_wise(rank=ranks[0]),
-            "column_wise": lambda ranks: column_wise(ranks=list(ranks)),
+            "row_wise": lambda _: row_wise(compute_kernel=FUSED),
+            "table_wise": lambda ranks: table_wise(rank=ranks[0], compute_kernel=FUSED),
+            "column_wise": lambda ranks: column_wise(ranks=list(ranks), compute_kernel=FUSED),
         }[placement.kind](placement.ranks)
         for table, placement in plan.items()
     }
@@ -108,9 +113,9 @@ def move_to_group(plan: ShardingPlan, group: int, num_groups: int, *, device_typ
                 shard.placement = type(shard.placement)(f"rank:{rank}/{device_type}")
 
 
-def sharder() -> ModuleSharder[nn.Module]:
-    """TorchRec's, of embedding collections."""
-    return cast("ModuleSharder[nn.Module]", EmbeddingCollectionSharder())
+def sharder(optimizer: dict[str, Any] | None = None) -> ModuleSharder[nn.Module]:
+    """TorchRec's, of embedding collections that learn by this optimizer, in FBGEMM's terms."""
+    return cast("ModuleSharder[nn.Module]", EmbeddingCollectionSharder(fused_params=optimizer))
 
 
 def _collection(model: nn.Module) -> EmbeddingCollection:

@@ -8,7 +8,8 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from gemcut.console import Screen
+from gemcut.collecting import collection_paused
+from gemcut.console import Screen, Tell
 from gemcut.damaged import set_damaged_aside
 from gemcut.project import LoadedProject
 from gemcut.tracking import start_run
@@ -17,6 +18,7 @@ from serving.errors import Problem, ProjectError
 
 if TYPE_CHECKING:
     from eval.progressive import StreamMetrics
+    from eval.tracking import Tracker
     from foundation.efficiency.measures import PassEfficiency
     from foundation.goodput.report import Goodput
     from foundation.training.foundation_model import FoundationJob, FoundationReport
@@ -30,11 +32,11 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
     `until` is a time at or after the cut, or "end" for all of the log; the cut if absent.
     Under torchrun every rank calls this; the first one prints, tracks and writes shared files.
     """
-    from foundation.data.store import moment_of
-    from foundation.efficiency.measures import pass_efficiency
-    from foundation.goodput.journal import read_journal
-    from foundation.goodput.report import goodput_of
-    from foundation.training.foundation_model import JOURNAL_FILE, train_foundation
+    with collection_paused():
+        from foundation.data.store import moment_of
+        from foundation.goodput.journal import read_journal
+        from foundation.goodput.report import goodput_of
+        from foundation.training.foundation_model import JOURNAL_FILE, train_foundation
 
     space = Workspace(loaded)
     job = space.foundation_job(end_of_pass(space, until))
@@ -47,15 +49,15 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
     set_damaged_aside([job.folder / "checkpoints"], screen)
     job = _to_its_end(job, screen)
     _tell_growth(job, screen)
-    with start_run(loaded, space.foundation, name="foundation") as tracker:
+    with start_run(loaded, space.foundation, name="foundation", sends=False) as tracker:
         tracker.log_params(_params(loaded))
         with screen.progress("train") as tell:
-            report = train_foundation(job, progress=tell)
+            report = train_foundation(job, progress=_after_a_step(tracker, tell))
         steps = report.stream.num_steps
         tracker.log_metrics(_figures("progressive", report.progressive), step=steps)
         if job.until_us > job.cut:
             tracker.log_metrics(_figures("progressive_from_cut", report.progressive_from_cut), step=steps)
-        efficiency = pass_efficiency(job, report.stream) if report.stream.has_learned else None
+        efficiency = _efficiency(job, report)
         if efficiency is not None:
             tracker.log_metrics(asdict(efficiency), step=steps)
         account = goodput_of(read_journal(job.folder / JOURNAL_FILE))
@@ -73,6 +75,22 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
         "progressive": {k: asdict(v) for k, v in report.progressive.items()},
         "progressive_from_cut": {k: asdict(v) for k, v in report.progressive_from_cut.items()},
     }
+
+
+def _after_a_step(tracker: Tracker, tell: Tell) -> Tell:
+    """Tell of each step; MLflow, which takes seconds to import, is not waited for by the first one."""
+
+    def told(share: float, words: str) -> None:
+        tracker.begin_sending()
+        tell(share, words)
+
+    return told
+
+
+def _efficiency(job: FoundationJob, report: FoundationReport) -> PassEfficiency | None:
+    from foundation.efficiency.measures import pass_efficiency
+
+    return pass_efficiency(job, report.stream) if report.stream.has_learned else None
 
 
 def end_of_pass(space: Workspace, until: str | None) -> int:
