@@ -27,6 +27,7 @@ from foundation.model.heads import SurfaceObjectiveHeads
 from foundation.model.numbers import NumberEncoding
 from foundation.model.recipes import RECIPES
 from foundation.parallel.reduce import of_all_ranks
+from foundation.parallel.watch import watched
 from foundation.parallel.world import World, joined_world
 from foundation.soft_labels import NOTHING_LEARNED, SoftLabelWriter, Teacher
 from foundation.training.checkpoint import Identity, is_finished, list_checkpoints, read_state
@@ -45,7 +46,7 @@ FORGETTING_STEPS = 200
 BEFORE_CUT, FROM_CUT = "before_cut", "from_cut"
 JOURNAL_FILE = "journal.jsonl"
 LABELS = {BEFORE_CUT: "soft_labels", FROM_CUT: "soft_labels_from_cut"}
-NO_MATTER = {"threads", "checkpoint_every", "checkpoint_async", "failures_every", "keep_checkpoints"}
+NO_MATTER = {"threads", "checkpoint_every", "checkpoint_async", "failures_every", "keep_checkpoints", "timeout"}
 """Settings that say how to run, not what to learn: they may change between a stop and its resume."""
 
 
@@ -135,7 +136,8 @@ def train_foundation(job: FoundationJob, progress: Progress | None = None) -> Fo
     journal.phase("imports")
     store = Store.open(job.store, job.schema, verify=True)
     journal.phase("store")
-    with joined_world(job.config.training.threads) as world:
+    training = job.config.training
+    with watched(journal, training.timeout), joined_world(training.threads, training.timeout) as world:
         journal.phase("process group")
         trainer = build_trainer(job, world, store)
         journal.phase("plan and build")
