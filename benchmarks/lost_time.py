@@ -103,8 +103,9 @@ def _down(events: Sequence[Event], kills: Sequence[Killed]) -> _Down:
         before, began = events[last], events[place]
         assert isinstance(began, Began), "places of `starts` are of events that began"
         times = [kill.time_s for kill in kills if kill.num_began == starts.index(place)]
-        first = max(min(times), before.time_s)
+        assert times, "every attempt but the last was killed"
+        first, last_s = max(min(times), before.time_s), max(*times, before.time_s)
         unseen += first - before.time_s
-        killed_start += max(times) - first
-        launcher += began.started_s - max(times)
+        killed_start += last_s - first
+        launcher += began.started_s - last_s
     return _Down(unseen, killed_start, launcher)

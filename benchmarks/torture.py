@@ -38,7 +38,7 @@ from gemcut.workspace import Workspace
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "synthetic" / "project.yaml"
 PROJECT = "project.yaml"
-REQUESTS_A_KILL = 600
+REQUESTS, REQUESTS_A_KILL = 600, 300
 MODEL = {"width": 8, "encoder_events": 8, "interaction_tokens": 2, "hidden": 16}
 CHECKPOINT_EVERY = 30
 TRAINING = {"batch_requests": 8, "checkpoint_every": CHECKPOINT_EVERY, "timeout": "60s"}
@@ -64,7 +64,7 @@ def torture(folder: Path, *, num_kills: int, seed: int, screen: Screen) -> dict[
         seed: of the moments; the log is the same.
         screen: is told what happens.
     """
-    make_log(folder / "log", REQUESTS_A_KILL * num_kills)
+    make_log(folder / "log", REQUESTS + REQUESTS_A_KILL * num_kills)
     screen.say("training, left alone")
     alone = Job(shutil.copytree(folder / "log", folder / "alone") / PROJECT)
     with alone:
@@ -184,19 +184,16 @@ def _told(kill: Killed, began: Sequence[int]) -> dict[str, Any]:
         "moment": kill.kill.moment,
         "victim": kill.kill.victim,
         "in_save": kill.in_save,
-        "damage": kill.kill.damage,
+        "damage": kill.kill.damage or "whole",
         "newest": kill.newest,
-        "resumed_at_step": began[kill.num_began],
+        "went_on_at": f"step {began[kill.num_began]:,}",
     }
 
 
 def _show(found: dict[str, Any]) -> None:
-    kills = [
-        [str(number), kill["victim"], kill["moment"], "yes" if kill["in_save"] else "", kill["damage"] or ""]
-        + [str(kill["resumed_at_step"])]
-        for number, kill in enumerate(found["kills"], 1)
-    ]
-    show("kills", ["", "killed", "while", "in a save", "newest checkpoint", "went on at step"], kills)
+    columns = ("victim", "moment", "in_save", "damage", "went_on_at")
+    kills = [[str(number), *(str(kill[name]) for name in columns)] for number, kill in enumerate(found["kills"], 1)]
+    show("kills", ["", "killed", "while", "in a save", "newest checkpoint", "went on at"], kills)
     lost = found["lost_time"]
     ettr = f"ETTR {lost['measured_ettr']:.1%}, predicted {lost['predicted_ettr']:.1%} (Young, Daly)"
     of = f"M {lost['mtbf_s']:.1f} s, δ {lost['save_s']:.3f} s, τ {lost['interval_s']:.2f} s, R {lost['start_s']:.1f} s"

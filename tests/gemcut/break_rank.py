@@ -1,4 +1,7 @@
-"""`gemcut`, but one rank breaks after a step: `HOW RANK STEP ARGUMENTS...`; once, not when torchrun restarts it."""
+"""`gemcut`, but after a step a rank breaks, or kills a group of processes: `HOW RANK STEP ARGUMENTS...`.
+
+Once, and not again when torchrun has restarted the rank.
+"""
 
 import os
 import signal
@@ -17,7 +20,10 @@ def break_down(how):
         raise UserError(Problem("there", "this", "that", "Mend it."))
     if how == "hang":
         threading.Event().wait()
-    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
+    if how.isdecimal():
+        os.killpg(int(how), signal.SIGKILL)
+    else:
+        os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
 
 
 def break_after(how, step):
@@ -33,7 +39,7 @@ def break_after(how, step):
 
 if __name__ == "__main__":
     how, rank, step, *arguments = sys.argv[1:]
-    if os.environ["RANK"] == rank and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if os.environ["RANK"] == rank and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         break_after(how, int(step))
     sys.argv = ["gemcut", *arguments]
     main()
