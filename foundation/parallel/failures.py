@@ -94,8 +94,14 @@ def num_ranks() -> int:
     return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
 
+def attempt() -> str:
+    """Which start of all ranks this is, as far as they all know: on several nodes each torchrun counts for itself."""
+    alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if alone else "0"
+
+
 def open_board() -> Store:
-    """The store where the ranks met, on a connection of its own; a restart by torchrun has another part of it.
+    """The store where the ranks met, on a connection of its own, in the part of this attempt.
 
     Raises:
         RuntimeError: nobody answers: the launcher, or whoever has the store, is gone.
@@ -108,7 +114,7 @@ def open_board() -> Store:
     else:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = TCPStore(host, port, is_master=False, timeout=CONNECT, wait_for_workers=False)
-    return PrefixStore(f"gemcut/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    return PrefixStore(f"gemcut/{attempt()}", store)
 
 
 def first_failure(own: Failure) -> Failure:

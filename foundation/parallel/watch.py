@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 import threading
@@ -22,7 +23,6 @@ from torch.distributed import DistError
 from foundation.goodput.journal import Journal
 from foundation.parallel.failures import (
     CONNECT,
-    FAILED,
     Failure,
     FollowError,
     PeerError,
@@ -136,7 +136,7 @@ class Watch:
 
     def _run(self) -> None:
         board: Store | None = None
-        lost, moves, moved_s = 0, -1, time.monotonic()
+        lost, moves, still = 0, -1, 0  # beats, not seconds: while a process is stopped, it does not hang
         while not self._over.wait(BEAT_S):
             try:
                 board = board or open_board()
@@ -146,9 +146,9 @@ class Watch:
                 lost += board is not None
                 if lost == LOST_BEATS and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
                     self._end(_orphaned())
-            if self._journal.moves != moves:
-                moves, moved_s = self._journal.moves, time.monotonic()
-            elif self._journal.has_begun and time.monotonic() - moved_s > self._limit_s:
+            still = still + 1 if self._journal.moves == moves else 0
+            moves = self._journal.moves
+            if self._journal.has_begun and still * BEAT_S > self._limit_s:
                 self._end(self.why(f"nothing happened for {self._limit_s:,.0f} s", self._line()))
 
     def _end(self, problem: Problem) -> None:
@@ -157,7 +157,7 @@ class Watch:
         tell_launcher(first)
         sys.stderr.write(f"\n{problem if first.is_own else FollowError(first)}\n")
         sys.stderr.flush()
-        os._exit(FAILED)
+        os._exit(first.exit_code)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -203,8 +203,13 @@ def is_of_peers(error: BaseException) -> bool:
 
 
 def _in_short(error: BaseException) -> str:
-    """Without the place in the library's source, and what it guesses."""
-    first = str(error).partition("\n")[0].rpartition("] " if str(error).startswith("[") else "\n")[2]
+    """The first line, without places in the library's source and its guesses.
+
+    Example:
+        >>> _in_short(RuntimeError("[/a/gloo/pair.cc:5] Read error: reset by peer. This is typically caused by a bug"))
+        'Read error: reset by peer'
+    """
+    first = re.sub(r"\[/[^]]*\] ", "", str(error).partition("\n")[0])
     return first.partition(". This is typically")[0]
 
 
