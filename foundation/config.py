@@ -187,6 +187,11 @@ class TrainingConfig(Section):
         description="Mean time between failures, such as `8h`: checkpoints are then as far apart as loses the least "
         "time (Young and Daly), whatever `checkpoint_every` is.",
     )
+    timeout: Duration = Field(
+        default=timedelta(minutes=10),
+        gt=timedelta(0),
+        description="How long a rank waits for the others before it gives them up, names who is missing, and ends.",
+    )
     keep_checkpoints: int = Field(default=2, ge=1, le=2**31 - 1, description="Newest checkpoints that are kept.")
 
 

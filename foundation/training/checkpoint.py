@@ -319,8 +319,8 @@ def _write_tensors(folder: str, tensors: dict[str, Tensor], group: dist.ProcessG
             writer = HuggingFaceStorageWriter(folder, save_distributed=True)
             dcp.save(dict(tensors), storage_writer=writer, process_group=group)
         except CheckpointException as error:  # no Exception by its class; what a disk said is somewhere in it
-            said = [failure for failure, _ in error.failures.values() if isinstance(failure, OSError)]
-            raise (said[0] if said else error) from error
+            said = [failure for failure, _ in error.failures.values() if isinstance(failure, Exception)]
+            raise min(said, key=lambda failure: not isinstance(failure, OSError), default=error) from error
 
 
 def _broadcast(value: str | None, group: dist.ProcessGroup | None) -> str:

@@ -24,6 +24,7 @@ from foundation.goodput.journal import Journal
 from foundation.model.heads import SurfaceObjectiveHeads
 from foundation.model.numbers import NumberEncoding
 from foundation.model.recipes import RECIPES
+from foundation.parallel.watch import watched
 from foundation.parallel.world import World, joined_world
 from foundation.soft_labels import Teacher, restamp_soft_labels
 from foundation.training.checkpoint import (
@@ -47,7 +48,7 @@ from foundation.training.visits import Visit, Visits
 from serving.errors import MismatchError, Problem
 
 JOURNAL_FILE = "journal.jsonl"
-NO_MATTER = {"threads", "checkpoint_every", "checkpoint_async", "failures_every", "keep_checkpoints"}
+NO_MATTER = {"threads", "checkpoint_every", "checkpoint_async", "failures_every", "keep_checkpoints", "timeout"}
 """Settings that say how to run, not what to learn: they may change between a stop and its resume."""
 
 
@@ -147,7 +148,8 @@ def train_foundation(job: FoundationJob, progress: Progress | None = None) -> Fo
     journal.phase("imports")
     store = Store.open(job.store, job.schema, verify=True)
     journal.phase("store")
-    with joined_world(job.config.training.threads) as world:
+    training = job.config.training
+    with watched(journal, training.timeout), joined_world(training.threads, training.timeout) as world:
         journal.phase("process group")
         trainer = build_trainer(job, world, store)
         journal.phase("plan and build")

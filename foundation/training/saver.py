@@ -56,7 +56,7 @@ class Saver:
     def __init__(self, policy: CheckpointPolicy, world: World) -> None:
         self.policy, self.world = policy, world
         # Its messages must not meet those of training, which go on in the other thread.
-        group = dist.new_group(backend="gloo")
+        group = dist.new_group(backend="gloo", timeout=world.timeout)
         assert isinstance(group, dist.ProcessGroup), "every rank is in it"
         self._group = group
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")

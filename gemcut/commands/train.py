@@ -41,7 +41,7 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
     space = Workspace(loaded)
     job = space.foundation_job(end_of_pass(space, until))
     is_first = os.environ.get("RANK", "0") == "0"
-    if fresh and is_first:
+    if fresh and is_first and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # a restart goes on
         shutil.rmtree(space.foundation, ignore_errors=True)
     if not is_first:
         train_foundation(job)
