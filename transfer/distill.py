@@ -110,7 +110,7 @@ def train_student(job: StudentJob, progress: Progress | None = None) -> StudentR
         digests = {"schema_digest": job.schema.schema_digest(), "data_fingerprint": store.fingerprint}
         policy = CheckpointPolicy(
             folder=job.folder / "checkpoints",
-            every_steps=CHECKPOINT_STEPS,
+            every=CHECKPOINT_STEPS,
             keep=1,
             identity=Identity(run=identity, **digests),
         )

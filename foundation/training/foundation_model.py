@@ -220,7 +220,7 @@ def _train_until(end: int, run: _Run) -> FoundationReport:
             recorder=recorder,
             policy=CheckpointPolicy(
                 folder=part.folder / "checkpoints",
-                every_steps=training.checkpoint_every,
+                every=training.checkpoint_every,
                 keep=training.keep_checkpoints,
                 identity=identity,
                 always=at_cut.name if at_cut else None,
