@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -179,7 +179,9 @@ class TrainingConfig(Section):
     )
     seed: int = Field(default=0, ge=0, le=2**63 - 1, description="Seed of the initial parameters.")
     threads: int = Field(default=1, ge=1, le=1024, description="Threads of one process for torch's operators.")
-    checkpoint_every: int = Field(default=500, ge=1, le=2**31 - 1, description="Steps between checkpoints.")
+    checkpoint_every: Annotated[int, Field(ge=1, le=2**31 - 1)] | Duration = Field(
+        default=500, description="Steps between checkpoints, or the time between them, such as `60s`."
+    )
     checkpoint_async: bool = Field(default=True, description="Write checkpoints while training goes on.")
     failures_every: Duration | None = Field(
         default=None,

@@ -21,9 +21,11 @@ from foundation.config import FoundationConfig
 from foundation.data.schema import Schema
 from foundation.data.store import Store, moment_of
 from foundation.goodput.journal import Journal
+from foundation.goodput.ranks import RankMeasures, RankMeter
 from foundation.model.heads import SurfaceObjectiveHeads
 from foundation.model.numbers import NumberEncoding
 from foundation.model.recipes import RECIPES
+from foundation.parallel.reduce import of_all_ranks
 from foundation.parallel.watch import watched
 from foundation.parallel.world import World, joined_world
 from foundation.soft_labels import Teacher, restamp_soft_labels
@@ -84,11 +86,13 @@ class FoundationReport:
     Attributes:
         progressive: of rows before the cut, by objective.
         progressive_from_cut: of those from the cut on.
+        ranks: what each rank did, in their order.
     """
 
     stream: StreamReport
     progressive: dict[str, StreamMetrics]
     progressive_from_cut: dict[str, StreamMetrics]
+    ranks: tuple[RankMeasures, ...] = ()
 
 
 def run_identity(job: FoundationJob, data_fingerprint: str) -> Identity:
@@ -155,12 +159,15 @@ def train_foundation(job: FoundationJob, progress: Progress | None = None) -> Fo
         journal.phase("plan and build")
         run = _Run(job, trainer, store, journal, progress if world.is_first else None)
         try:
-            reports = [_train_until(end, run) for end in _ends(job)]
+            with RankMeter(world.device) as meter:
+                reports = [_train_until(end, run) for end in _ends(job)]
         except Preempted as stop:
             journal.ended(stop.step, how="preempted")
             raise
         journal.ended(reports[-1].stream.num_steps, how="finished")
-        report = replace(reports[-1], stream=reduce(StreamReport.and_then, [part.stream for part in reports]))
+        stream = reduce(StreamReport.and_then, [part.stream for part in reports])
+        own = meter.measures(num_rows=stream.num_rows_learned, data_wait_s=stream.data_wait_seconds)
+        report = replace(reports[-1], stream=stream, ranks=tuple(of_all_ranks(own)))
         if world.is_first:
             _write_report(job.folder / "report.json", report)
         return report
@@ -260,7 +267,7 @@ def _train_until(end: int, run: _Run) -> FoundationReport:
             recorder=recorder,
             policy=CheckpointPolicy(
                 folder=part.folder / "checkpoints",
-                every_steps=training.checkpoint_every,
+                every=training.checkpoint_every,
                 keep=training.keep_checkpoints,
                 identity=identity,
                 always=at_cut.name if at_cut else None,

@@ -3,10 +3,12 @@
 import signal
 
 import numpy as np
+import orjson
 import pytest
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
+from foundation.goodput.ranks import RankMeasures, ranks_account
 from foundation.parallel.table_rows import first_rows
 from foundation.parallel.world import joined_world
 from foundation.soft_labels import read_soft_labels
@@ -191,3 +193,17 @@ def test_a_batch_of_one_request_leaves_a_rank_without_any(tmp_path, log, job_of,
     together(job, run_job, 2)
     expected = alone(tmp_path / "one", job_of, log, **settings)
     assert_close(outcome(job, log), expected)
+
+
+def test_the_rank_that_works_longest_is_the_one_that_the_others_wait_for(tmp_path, job_of, run_job):
+    """Its own time is its work alone: the other rank's waiting for it is not the other's own."""
+    job, own_work_s = job_of(tmp_path), 0.1
+    for rank in run_job(job, 2, moment=f"works {own_work_s}"):
+        assert rank.returncode == 0, rank.errors
+    report = orjson.loads((tmp_path / "report.json").read_bytes())
+    account = ranks_account([RankMeasures(**rank) for rank in report["ranks"]])
+    worked_s = own_work_s * report["stream"]["num_steps"]
+    assert account.slowest == 0
+    assert account.own_s[0] - account.own_s[1] > worked_s / 2
+    assert account.lag == pytest.approx((account.own_s[0] - account.own_s[1]) / report["ranks"][0]["seconds"], rel=0.05)
+    assert sum(rank["num_rows"] for rank in report["ranks"]) > report["ranks"][0]["num_rows"] > 0
