@@ -21,14 +21,8 @@ from foundation.training.checkpoint import (
     read_manifest,
     read_state,
 )
-from foundation.training.foundation_model import (
-    FoundationJob,
-    build_trainer,
-    check_cut,
-    checkpoint_at_cut,
-    run_identity,
-    visits_of,
-)
+from foundation.training.foundation_model import build_trainer, check_cut, checkpoint_at_cut, run_identity, visits_of
+from foundation.training.job import FoundationJob
 from foundation.training.stream import Progress
 from serving.errors import MismatchError, Problem
 

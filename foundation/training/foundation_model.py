@@ -17,8 +17,6 @@ from torch import Tensor
 
 from eval.artifacts import write_json
 from eval.progressive import StreamMetrics
-from foundation.config import FoundationConfig
-from foundation.data.schema import Schema
 from foundation.data.store import Store, moment_of
 from foundation.goodput.journal import Journal
 from foundation.goodput.ranks import RankMeasures, RankMeter
@@ -37,6 +35,7 @@ from foundation.training.checkpoint import (
     read_manifest,
     read_state,
 )
+from foundation.training.job import FoundationJob
 from foundation.training.lineage import Growth, lineage_of
 from foundation.training.loss import masked_cross_entropy
 from foundation.training.preemption import Preempted
@@ -52,31 +51,6 @@ from serving.errors import MismatchError, Problem
 JOURNAL_FILE = "journal.jsonl"
 NO_MATTER = {"threads", "checkpoint_every", "checkpoint_async", "failures_every", "keep_checkpoints", "timeout"}
 """Settings that say how to run, not what to learn: they may change between a stop and its resume."""
-
-
-@dataclass(frozen=True, slots=True)
-class FoundationJob:
-    """What to train on, and where to put it.
-
-    Attributes:
-        folder: gets `checkpoints/`, `report.json`, `soft_labels/` of rows before the cut, and `soft_labels_from_cut/`.
-        until_us: requests before this time are learned from, microseconds since 1970 UTC.
-        surfaces: requests of these surfaces only; of every one if None.
-        cut_us: where the training period ends and a checkpoint stays, at most `until_us`, which it is if None.
-    """
-
-    schema: Schema
-    config: FoundationConfig
-    store: Path
-    folder: Path
-    until_us: int
-    surfaces: tuple[str, ...] | None = None
-    cut_us: int | None = None
-
-    @property
-    def cut(self) -> int:
-        """The training cut."""
-        return self.until_us if self.cut_us is None else self.cut_us
 
 
 @dataclass(frozen=True, slots=True)

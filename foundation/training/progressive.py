@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -12,11 +12,9 @@ from foundation.data.batch import Float32Array, RequestBatch
 from foundation.parallel.reduce import of_all_ranks
 from foundation.parallel.world import World
 from foundation.soft_labels import NOTHING_LEARNED, SoftLabelWriter, sort_parts
+from foundation.training.job import FoundationJob
 from foundation.training.labels import counted_labels
 from serving.errors import Problem, UserError
-
-if TYPE_CHECKING:
-    from foundation.training.foundation_model import FoundationJob
 
 FORGETTING_STEPS = 200
 BEFORE_CUT, FROM_CUT = "before_cut", "from_cut"

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from eval.progressive import StreamMetrics
     from eval.tracking import Tracker
     from foundation.efficiency.measures import PassEfficiency
-    from foundation.training.foundation_model import FoundationJob, FoundationReport
+    from foundation.training.foundation_model import FoundationReport
+    from foundation.training.job import FoundationJob
 
 
 def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: str | None = None) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from foundation.data.schema import Schema
 from foundation.data.store import Store
 from foundation.model.inputs import to_tensors
 from foundation.parallel.world import joined_world
-from foundation.training.foundation_model import FoundationJob, build_trainer
+from foundation.training.foundation_model import build_trainer
+from foundation.training.job import FoundationJob
 
 ORDER = ("splits", "lengths", "ids", "embeddings")  # of a forward pass; after all of them the gradients
 

@@ -17,7 +17,7 @@ from foundation.config import FoundationConfig
 from foundation.data.prepare import prepare
 from foundation.data.schema import Schema
 from foundation.data.store import Store, microseconds
-from foundation.training.foundation_model import FoundationJob
+from foundation.training.job import FoundationJob
 from foundation.training.preemption import PREEMPTED
 from gemcut.demo_data.synthetic import make_data
 

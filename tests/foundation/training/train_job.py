@@ -13,7 +13,8 @@ import orjson
 
 from foundation.config import FoundationConfig
 from foundation.data.schema import Schema
-from foundation.training.foundation_model import FoundationJob, train_foundation
+from foundation.training.foundation_model import train_foundation
+from foundation.training.job import FoundationJob
 
 
 def die():
