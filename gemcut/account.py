@@ -11,6 +11,7 @@ from gemcut.console import Screen
 if TYPE_CHECKING:
     from foundation.goodput.ranks import RanksAccount
     from foundation.goodput.report import Goodput
+    from foundation.parallel.sharding import Spread
 
 SHOWN_RANKS = 8
 GIB = 2**30
@@ -82,3 +83,18 @@ def _energy(account: RanksAccount) -> str:
     sources = {"processors": account.cpu_joules, "GPUs": account.gpu_joules}
     known = [f"{name} {joules:,.0f} J" for name, joules in sources.items() if joules is not None]
     return f"energy {', '.join(known) if known else 'not measured'}"
+
+
+def tell_spread(spread: Spread | None, screen: Screen) -> None:
+    """Which ranks hold which tables, by kind; nothing of a model that one rank has whole."""
+    if spread is None or spread.num_ranks == 1:
+        return
+    copies = spread.num_ranks // spread.sharding_group
+    in_copies = f"in {copies} copies, each over {spread.sharding_group}" if copies > 1 else "over all"
+    by_kind: dict[str, list[str]] = {}
+    for table, placement in spread.tables.items():
+        where = "" if placement["kind"] == "row_wise" else f" ({', '.join(map(str, placement['ranks']))})"
+        by_kind.setdefault(placement["kind"], []).append(table + where)
+    screen.say(f"  tables {in_copies} ranks; dense blocks over {spread.dense_shard}")
+    for kind, tables in by_kind.items():
+        screen.say(f"    {kind}: {', '.join(tables)}")

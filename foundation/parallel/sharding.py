@@ -67,6 +67,22 @@ class TableOptimizer:
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """How a model was spread, for people and checkpoints.
+
+    Attributes:
+        sharding_group: ranks that share one copy of the tables.
+        dense_shard: ranks that share one copy of the dense part's large blocks.
+        tables: where each table is, as `foundation.parallel.tables` of the project file would say it.
+    """
+
+    num_ranks: int
+    sharding_group: int
+    dense_shard: int
+    tables: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class ShardedModel:
     """A model that is spread over the ranks.
 
@@ -84,6 +100,16 @@ class ShardedModel:
     meshes: Meshes
     table_rate_scale: float
     average_copies: Callable[[], None] | None
+
+    @property
+    def spread(self) -> Spread:
+        """What was decided."""
+        return Spread(
+            num_ranks=self.meshes.tables.size(),
+            sharding_group=self.meshes.table_group_size,
+            dense_shard=self.meshes.dense_group_size,
+            tables={table: placement.model_dump(mode="json") for table, placement in self.plan.items()},
+        )
 
 
 def shard(

@@ -24,6 +24,7 @@ from foundation.model.heads import SurfaceObjectiveHeads
 from foundation.model.numbers import NumberEncoding
 from foundation.model.recipes import RECIPES
 from foundation.parallel.reduce import of_all_ranks
+from foundation.parallel.sharding import Spread
 from foundation.parallel.watch import watched
 from foundation.parallel.world import World, joined_world
 from foundation.soft_labels import Teacher, restamp_soft_labels
@@ -61,12 +62,14 @@ class FoundationReport:
         progressive: of rows before the cut, by objective.
         progressive_from_cut: of those from the cut on.
         ranks: what each rank did, in their order.
+        spread: how the model was spread over them.
     """
 
     stream: StreamReport
     progressive: dict[str, StreamMetrics]
     progressive_from_cut: dict[str, StreamMetrics]
     ranks: tuple[RankMeasures, ...] = ()
+    spread: Spread | None = None
 
 
 def run_identity(job: FoundationJob, data_fingerprint: str) -> Identity:
@@ -141,7 +144,8 @@ def train_foundation(job: FoundationJob, progress: Progress | None = None) -> Fo
         journal.ended(reports[-1].stream.num_steps, how="finished")
         stream = reduce(StreamReport.and_then, [part.stream for part in reports])
         own = meter.measures(num_rows=stream.num_rows_learned, data_wait_s=stream.data_wait_seconds)
-        report = replace(reports[-1], stream=stream, ranks=tuple(of_all_ranks(own)))
+        ranks, spread = tuple(of_all_ranks(own)), trainer.sharded.spread
+        report = replace(reports[-1], stream=stream, ranks=ranks, spread=spread)
         if world.is_first:
             _write_report(job.folder / "report.json", report)
         return report

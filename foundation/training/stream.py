@@ -118,7 +118,7 @@ def learn(
         def save(place: VisitsPlace) -> None:
             nonlocal saved_at
             state = {"visits": visits.state_dict(place), "recorder": recorder.state()}
-            state |= {"finished": visits.num_left(place) == 0, "plan": trainer.plan}
+            state |= {"finished": visits.num_left(place) == 0, "spread": asdict(trainer.sharded.spread)}
             journal.saved(step, stall_s=saver.save(step, trainer.tensors(), state))
             saved_at = step
 

@@ -98,11 +98,6 @@ class Trainer:
         """Whether scores come from averaged parameters, by a forward pass of their own."""
         return self.config.average_steps is not None
 
-    @property
-    def plan(self) -> dict[str, dict[str, Any]]:
-        """Where each table is, as the project file would say it."""
-        return {table: placement.model_dump(mode="json") for table, placement in self.sharded.plan.items()}
-
     def prepare(self, batch: RequestTensors) -> Prepared:
         """Send a batch's ids out; it may be learned from later, with other steps in between.
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from gemcut.account import goodput_figures, rank_figures, tell_goodput, tell_ranks
+from gemcut.account import goodput_figures, rank_figures, tell_goodput, tell_ranks, tell_spread
 from gemcut.collecting import collection_paused
 from gemcut.console import Screen, Tell
 from gemcut.damaged import set_damaged_aside
@@ -71,12 +71,14 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
     if account is not None and efficiency is not None:
         tell_goodput(account, efficiency.e2e_mfu, screen)
         tell_ranks(ranks, screen)
+        tell_spread(report.spread, screen)
     return {
         "checkpoint": report.stream.checkpoint,
         "until": moment_of(job.until_us),
         "efficiency": asdict(efficiency) if efficiency else None,
         "goodput": asdict(account) if account else None,
         "ranks": asdict(ranks) if efficiency else None,
+        "spread": asdict(report.spread) if report.spread else None,
         "progressive": {k: asdict(v) for k, v in report.progressive.items()},
         "progressive_from_cut": {k: asdict(v) for k, v in report.progressive_from_cut.items()},
     }
