@@ -32,7 +32,8 @@ from eval.artifacts import write_json
 from foundation.data.store import Store
 from foundation.efficiency.timing import Measured
 from foundation.goodput.journal import Saved, read_journal
-from foundation.training.foundation_model import JOURNAL_FILE, FoundationJob, train_foundation
+from foundation.training.foundation_model import JOURNAL_FILE, train_foundation
+from foundation.training.job import FoundationJob
 from gemcut.console import Screen
 from gemcut.project import load_project
 from gemcut.workspace import Workspace

@@ -77,6 +77,7 @@ class Tracker:
         parent: str | None = None,
         tags: Mapping[str, str] | None = None,
         interval_s: float = 5.0,
+        sends: bool = True,
     ) -> Self:
         """Begin to track, or go on: a folder that has a spool is the same run, resumed.
 
@@ -88,6 +89,7 @@ class Tracker:
             parent: `Tracker.id` or `tracking_id` of the run that this one belongs under.
             tags: of the run.
             interval_s: seconds between sendings.
+            sends: begin to send; else `begin_sending` or `finish` does, and MLflow is not imported before.
         """
         known = tracking_id(run_folder)
         tracker = cls(run_folder, uri, known or uuid.uuid4().hex, interval_s)
@@ -95,9 +97,16 @@ class Tracker:
             tracker._resume()
         about = {"run": tracker.id, "experiment": experiment, "name": name, "parent": parent, "tags": dict(tags or {})}
         tracker._append("start", **about)
-        tracker._sender = threading.Thread(target=tracker._send_until_stopped, name="tracking", daemon=True)
-        tracker._sender.start()
+        if sends:
+            tracker.begin_sending()
         return tracker
+
+    def begin_sending(self) -> threading.Thread:
+        """The thread that sends, started if it was not."""
+        if self._sender is None:
+            self._sender = threading.Thread(target=self._send_until_stopped, name="tracking", daemon=True)
+            self._sender.start()
+        return self._sender
 
     def log_params(self, params: Mapping[str, object]) -> None:
         """Log what was chosen; values become text, long ones an artifact."""
@@ -127,11 +136,11 @@ class Tracker:
     def finish(self, status: Status = "FINISHED") -> None:
         """End the run and send the rest; what does not arrive waits for `sync`."""
         self._append("finish", status=status)
+        sender = self.begin_sending()
         self._stop.set()
-        if self._sender is not None:
-            self._sender.join(self.patience_s)
-            if self._sender.is_alive():
-                self._warn("send", f"{self.uri} is slow; the rest is kept in {self.run_folder / SPOOL_FILE}")
+        sender.join(self.patience_s)
+        if sender.is_alive():
+            self._warn("send", f"{self.uri} is slow; the rest is kept in {self.run_folder / SPOOL_FILE}")
 
     def __enter__(self) -> Self:
         return self

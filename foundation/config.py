@@ -146,7 +146,10 @@ class TrainingConfig(Section):
         default=128, ge=1, le=2**31 - 1, description="Requests a step, over all ranks together."
     )
     dense_learning_rate: float = Field(default=2e-3, gt=0, description="AdamW, for everything but the tables.")
-    table_learning_rate: float = Field(default=0.1, gt=0, description="Row-wise AdaGrad, for the tables.")
+    table_learning_rate: float = Field(default=0.1, gt=0, description="Of the tables' optimizer.")
+    table_optimizer: Literal["adagrad", "sgd"] = Field(
+        default="adagrad", description="`adagrad` has one sum of squares a row (row-wise AdaGrad)."
+    )
     decay_steps: int | None = Field(
         default=300,
         ge=1,
@@ -156,6 +159,12 @@ class TrainingConfig(Section):
         default=30,
         ge=1,
         description="Scores are those of dense parameters averaged over about so many steps; of the newest if null.",
+    )
+    accumulate: int = Field(
+        default=1,
+        ge=1,
+        le=4096,
+        description="Batches whose gradients make one step of the dense part; tables learn from each batch at once.",
     )
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay.")
     gradient_clip: float = Field(default=1.0, gt=0, description="Largest norm of the dense gradient.")
@@ -180,7 +189,60 @@ class TrainingConfig(Section):
         description="Mean time between failures, such as `8h`: checkpoints are then as far apart as loses the least "
         "time (Young and Daly), whatever `checkpoint_every` is.",
     )
+    timeout: Duration = Field(
+        default=timedelta(minutes=10),
+        gt=timedelta(0),
+        description="How long a rank waits for the others before it gives them up, names who is missing, and ends.",
+    )
     keep_checkpoints: int = Field(default=2, ge=1, le=2**31 - 1, description="Newest checkpoints that are kept.")
+
+
+class TablePlacement(Section):
+    """Where a table is."""
+
+    kind: Literal["row_wise", "table_wise", "column_wise"] = Field(
+        description="Cut by rows over all ranks of a sharding group, whole on one of them, or cut by columns. Columns "
+        "that are apart each have a learning rate of their own."
+    )
+    ranks: tuple[int, ...] | None = Field(
+        default=None,
+        description="Places in the sharding group: one of a whole table, one for each part of a table cut by columns. "
+        "The planner chooses if absent; of a table cut by rows it is always all.",
+    )
+
+    @model_validator(mode="after")
+    def _ranks_fit_the_kind(self) -> Self:
+        ranks = self.ranks
+        if self.kind == "table_wise" and ranks is not None and len(ranks) != 1:
+            raise ValueError(f"`ranks` of a whole table is one rank, such as [0], not {list(ranks)}")
+        if self.kind == "column_wise" and (ranks is None or len(ranks) < 2):
+            raise ValueError("a table cut by columns needs the `ranks` of its parts, at least two, such as [0, 1]")
+        if ranks is not None and min(ranks, default=0) < 0:
+            raise ValueError(f"`ranks` are places in a sharding group, from 0 on, not {list(ranks)}")
+        return self
+
+
+class ParallelConfig(Section):
+    """How training is spread over ranks; with one rank it makes no difference."""
+
+    sharding_group: int | None = Field(
+        default=None,
+        ge=1,
+        description="Ranks that share one copy of the tables (2D parallel): there is a copy for each such group, and "
+        "groups average theirs after each step. All ranks if null, or where there are fewer.",
+    )
+    dense_shard: int = Field(
+        default=1,
+        ge=1,
+        description="Ranks that share one copy of the dense part's large blocks (HSDP); each rank has its own if 1. "
+        "All ranks where there are fewer.",
+    )
+    tables: dict[str, TablePlacement] = Field(
+        default_factory=dict, description="Where tables are, in place of what TorchRec's planner would choose."
+    )
+    overlap: bool = Field(
+        default=True, description="Send the next batch's ids while this one is learned; it changes nothing else."
+    )
 
 
 class FoundationConfig(Section):
@@ -188,3 +250,4 @@ class FoundationConfig(Section):
 
     model: ModelConfig = Field(default_factory=ModelConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig)

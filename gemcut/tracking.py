@@ -17,10 +17,11 @@ def uri_of(loaded: LoadedProject) -> str:
     return tracking_uri(loaded.project.tracking.uri, loaded.workdir)
 
 
-def start_run(loaded: LoadedProject, folder: Path, *, name: str) -> Tracker:
+def start_run(loaded: LoadedProject, folder: Path, *, name: str, sends: bool = True) -> Tracker:
     """The run that is tracked in a folder; any but the foundation model's is its child.
 
     The project as it was understood lies in the folder as `project.resolved.yaml`, and is the run's first artifact.
+    `sends` is that of `Tracker.start`.
     """
     foundation = Workspace(loaded).foundation
     write_file(folder / RESOLVED_FILE, loaded.project.to_yaml().encode())
@@ -31,6 +32,7 @@ def start_run(loaded: LoadedProject, folder: Path, *, name: str) -> Tracker:
         name=name,
         parent=None if folder == foundation else tracking_id(foundation),
         tags={"gemcut.project_digest": loaded.digest},
+        sends=sends,
     )
     tracker.log_artifact(folder / RESOLVED_FILE)
     return tracker

@@ -15,10 +15,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from foundation.data.batch import Float32Array, History, Int64Array, RequestBatch
-from foundation.data.encode import encode_ids, filled, matrices
+from foundation.data.columns import as_indices, as_numpy
+from foundation.data.encode import filled, matrices
 from foundation.data.history import slice_rows
 from foundation.data.schema import SURFACE, Feature, Schema, ids_of
 from foundation.data.store import Store, whole_file
+from serving.ids import encode_strings
 
 UNKNOWN_LABEL = -1
 Number = TypeVar("Number", np.int64, np.float32)
@@ -102,7 +104,7 @@ class BlockReader:
         self._columns += [f"label.{objective}" for objective in schema.objectives]
         self._request_statistics, self._statistics = schema.request_statistics(), schema.candidate_statistics()
         self._statistic_columns = [feature.name for feature in (*self._request_statistics, *self._statistics)]
-        self._surface_ids = encode_ids(pa.array(schema.surfaces), schema.id_space(SURFACE), SURFACE)
+        self._surface_ids = encode_strings(list(schema.surfaces), schema.id_space(SURFACE), SURFACE)
         self._firsts = np.array([group.first for group in store.row_groups], dtype=np.int64)
 
     @cached_property
@@ -123,7 +125,7 @@ class BlockReader:
                 for group, edge, end in pieces:
                     table = read(group.group)
                     rows = positions[edge:end] - group.first
-                    chosen = table if len(rows) == table.num_rows else table.take(rows)
+                    chosen = table if len(rows) == table.num_rows else table.take(as_indices(rows))
                     yield self._block(chosen, positions[edge:end])
 
     @contextmanager
@@ -149,21 +151,21 @@ class BlockReader:
 
     def _block(self, table: pa.Table, positions: Int64Array) -> Block:
         raw = {name: _whole(table[name]) for name in (*self._columns, *self._statistic_columns)}
-        users, surfaces = raw["user"].to_numpy(), raw["surface"].to_numpy()
-        items = raw["candidates"].flatten().to_numpy()
+        users, surfaces = as_numpy(raw["user"]), as_numpy(raw["surface"])
+        items = as_numpy(raw["candidates"].flatten())
         ids, numbers = self._request_features(raw, users, surfaces)
         candidate_ids, candidate_numbers = self._candidate_features(raw, items)
         return Block(
             positions=positions,
-            times=raw["time"].to_numpy(),
+            times=as_numpy(raw["time"]),
             users=users.astype(np.int64),
             surfaces=surfaces.astype(np.int64),
             ids=ids,
             numbers=numbers,
-            sizes=np.diff(raw["candidates"].offsets.to_numpy()).astype(np.int64),
+            sizes=np.diff(as_numpy(raw["candidates"].offsets)).astype(np.int64),
             candidate_ids=candidate_ids,
             candidate_numbers=candidate_numbers,
-            row_ids=raw["row_id"].flatten().to_numpy(),
+            row_ids=as_numpy(raw["row_id"].flatten()),
             labels=self._labels(raw, len(items)),
         )
 
@@ -208,7 +210,7 @@ class EventReader:
     def history(self, first: Int64Array, last: Int64Array) -> History:
         """Events first[b]:last[b] of the log for each request b."""
         offsets, rows = slice_rows(first, last)
-        items, places = self.events.items[rows], pa.array(rows)
+        items, places = self.events.items[rows], as_indices(rows)
         own = {
             feature.name: column.take(places) for feature, column in zip(self._features, self.events.own, strict=True)
         }

@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from foundation.data.batch import Float32Array, Int64Array
+from foundation.data.columns import as_numpy
 from foundation.data.schema import Feature, Schema, ids_of, numbers_of
 from serving.ids import MISSING, IdSpace, encode_ints, encode_strings
 from serving.numbers import NumberRule, encode_numbers
@@ -35,7 +36,7 @@ def encode_ids(column: pa.Array, space: IdSpace, table: str) -> Int64Array:
         return rows[filled(column.indices, len(rows) - 1)]
     if space.type == "string":
         return encode_ids(column.dictionary_encode(), space, table)
-    missing = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
+    missing = as_numpy(column.is_null().cast(pa.uint8())).view(np.bool_) if column.null_count else None
     return encode_ints(filled(column, 0).astype(np.int64, copy=False), missing, space, table)
 
 
@@ -46,7 +47,12 @@ def encode_number(column: pa.Array, rule: NumberRule) -> Float32Array:
 
 def filled(column: pa.Array, null: float) -> NDArray[Any]:
     """A column of numbers as numpy, `null` where there is no value; no copy if there is always one."""
-    return (column.fill_null(null) if column.null_count else column).to_numpy()
+    if not column.null_count:
+        return as_numpy(column)
+    whole = pa.Array.from_buffers(column.type, len(column), [None, column.buffers()[1]], offset=column.offset)
+    values = as_numpy(whole).copy()
+    values[as_numpy(column.is_null().cast(pa.uint8())).view(np.bool_)] = null
+    return values
 
 
 def matrices(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-
-import duckdb
+from typing import TYPE_CHECKING
 
 from serving.errors import DataError, Problem, UserError
+
+if TYPE_CHECKING:
+    import duckdb
 
 
 def quote(text: str) -> str:
@@ -23,6 +25,8 @@ def identifier(name: str) -> str:
 
 def connect(*, memory: str, threads: int, temporary: Path) -> duckdb.DuckDBPyConnection:
     """A connection that keeps to a memory limit and spills into `temporary`."""
+    import duckdb
+
     try:
         return duckdb.connect(
             config={
@@ -47,6 +51,8 @@ _FULL = ("No space left", "File too large", "Disk quota exceeded", "max_temp_dir
 @contextmanager
 def readable(files: Sequence[Path]) -> Iterator[None]:
     """Turn what DuckDB says of a damaged file, a full disk or too little memory into an error that names the files."""
+    import duckdb
+
     try:
         yield
     except duckdb.InterruptException:

@@ -23,13 +23,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from eval.artifacts import MANIFEST_FILE, FileDigest, digests_of, fingerprint, verify_files
 from foundation.data.batch import Float32Array, Int64Array
-from foundation.data.columns import map_columns
+from foundation.data.columns import as_numpy, map_columns
 from foundation.data.encode import matrices
 from foundation.data.schema import USER, Feature, IdFeature, Schema
 from foundation.data.sources import declared_tables
+from foundation.data.verified import verify_once
 from serving.errors import DataError, MismatchError, Problem
 
-LAYOUT = 1
+LAYOUT = 2
+PAST_FILE = "past.arrow"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 AGAIN = "Run `gemcut prepare` again."
 
@@ -152,7 +154,7 @@ def summarise(folder: Path, schema: Schema, *, input_digest: str) -> StoreManife
     for name in sorted(files):
         if name.startswith("requests/"):
             table = pq.read_table(folder / name, columns=["time", "candidates"])
-            times.append(table["time"].to_numpy())
+            times.append(as_numpy(table["time"]))
             num_rows += sum(len(piece.flatten()) for piece in table["candidates"].chunks)
     return StoreManifest(
         layout=LAYOUT,
@@ -195,7 +197,8 @@ class Store:
         Args:
             folder: the store.
             schema: the project's data sections.
-            verify: read every file and compare its sha256; without it names and sizes only.
+            verify: compare every file's sha256, reading those that `verify_once` does not remember; without it names
+                and sizes only.
 
         Raises:
             DataError: there is no store, or a file of it is damaged.
@@ -210,7 +213,10 @@ class Store:
             if manifest.statistics.get(name) != digest:
                 got = "one declared otherwise" if name in manifest.statistics else "none"
                 raise MismatchError(Problem(str(folder), f"statistic `{name}` as this project declares it", got, AGAIN))
-        verify_files(folder, manifest.files, contents=verify)
+        if verify:
+            verify_once(folder, manifest.files)
+        else:
+            verify_files(folder, manifest.files, contents=False)
         with whole_file(folder):
             return cls(folder, schema, manifest)
 
@@ -232,18 +238,25 @@ class Store:
     @cached_property
     def users_of_requests(self) -> NDArray[np.int32]:
         """[R] int32: row of each request's user."""
-        return self._read("user")["user"].to_numpy()
+        return as_numpy(self._read("user")["user"])
 
     @cached_property
     def candidate_counts(self) -> Int64Array:
         """[R] int64: candidates of each request."""
         lists = self._read("candidates")["candidates"]
-        return np.concatenate([np.diff(piece.offsets.to_numpy()) for piece in lists.chunks]).astype(np.int64)
+        return np.concatenate([np.diff(as_numpy(piece.offsets)) for piece in lists.chunks]).astype(np.int64)
+
+    @cached_property
+    def past(self) -> dict[str, Int64Array]:
+        """Running sums of what each request could know, [R] int64 by column of `past.arrow`, memory-mapped."""
+        with whole_file(self.folder / PAST_FILE):
+            table = map_columns(self.folder / PAST_FILE)
+            return {name: table[name].to_numpy() for name in table.schema.names}
 
     @cached_property
     def _times_and_surfaces(self) -> tuple[Int64Array, NDArray[np.int32]]:
         table = self._read("time", "surface")
-        return table["time"].to_numpy(), table["surface"].to_numpy()
+        return as_numpy(table["time"]), as_numpy(table["surface"])
 
     def _read(self, *columns: str) -> pa.Table:
         pieces: list[pa.Table] = []
@@ -330,9 +343,9 @@ def _encoded(table: pa.RecordBatch, features: tuple[Feature, ...], schema: Schem
 
 def _events(table: pa.RecordBatch, users: pa.RecordBatch, log: str, *, schema: Schema) -> Events:
     return Events(
-        times=table["time"].to_numpy(),
-        items=table["item"].to_numpy(),
-        starts=users[f"{log}_start"].to_numpy(),
-        ends=users[f"{log}_end"].to_numpy(),
+        times=as_numpy(table["time"]),
+        items=as_numpy(table["item"]),
+        starts=as_numpy(users[f"{log}_start"]),
+        ends=as_numpy(users[f"{log}_end"]),
         own=tuple(table[f"feature.{feature.name}"] for feature in schema.data.events[log].features),
     )

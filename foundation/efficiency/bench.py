@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from foundation.data.batch import Int64Array, RequestBatch
 from foundation.data.reader import Reader
@@ -21,9 +21,11 @@ from foundation.efficiency.parts import Call, StepClock, around, calls_of, forwa
 from foundation.efficiency.peak import matmul_peak, memory_bandwidth
 from foundation.efficiency.timing import Measured, interleaved, speedup
 from foundation.goodput.memory import peak_gpu_memory_bytes, peak_memory_bytes
+from foundation.model.embedding import TableModel
 from foundation.model.inputs import to_tensors
 from foundation.parallel.world import World, joined_world
-from foundation.training.foundation_model import FoundationJob, build_trainer
+from foundation.training.foundation_model import build_trainer
+from foundation.training.job import FoundationJob
 from foundation.training.labels import settled_labels
 from foundation.training.loss import masked_cross_entropy
 from foundation.training.trainer import Trainer
@@ -65,9 +67,9 @@ class _Bench:
     size: BenchSize
 
     @property
-    def model(self) -> nn.Module:
+    def model(self) -> TableModel:
         """The model as the trainer calls it, without what spreads it over ranks."""
-        return self.trainer.model.module
+        return self.trainer.sharded.model
 
     @property
     def num_rows(self) -> int:
@@ -91,7 +93,7 @@ class _Bench:
 
         def run() -> None:
             for batch, loss_of in prepared:
-                self.trainer.step(to_tensors(batch, self.world.device), loss_of)
+                self.trainer.step(self.trainer.prepare(to_tensors(batch, self.world.device)), loss_of)
 
         return run
 
@@ -219,7 +221,8 @@ def _step(bench: _Bench, count: FlopCount, peak: float, *, seconds: list[float])
     clock = StepClock(bench.model, bench.trainer.dense_optimizer, parts + around(parts, called))
     with clock.running():
         for batch in bench.batches:
-            bench.trainer.step(to_tensors(batch, bench.world.device), clock.timed_loss(bench.loss_of(batch)))
+            prepared = bench.trainer.prepare(to_tensors(batch, bench.world.device))
+            bench.trainer.step(prepared, clock.timed_loss(bench.loss_of(batch)))
     total = sum(clock.seconds.values())
     return {
         "seconds": per_pass.median / len(bench.batches),
@@ -255,7 +258,7 @@ def _parts_alone(bench: _Bench, count: FlopCount, peak: float) -> tuple[dict[str
 
 def _calls(bench: _Bench) -> dict[str, Call]:
     """What every module is called with for the first batch."""
-    return calls_of(bench.model, lambda: bench.trainer.model(to_tensors(bench.batches[0], bench.world.device)))
+    return calls_of(bench.model, lambda: bench.model.of_batch(to_tensors(bench.batches[0], bench.world.device)))
 
 
 def _reader_alone(bench: _Bench, *, model_rows_per_s: float) -> dict[str, Any]:

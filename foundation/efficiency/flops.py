@@ -19,7 +19,7 @@ from foundation.config import ModelConfig
 from foundation.data.batch import RequestBatch
 from foundation.data.schema import Schema
 from foundation.efficiency.layouts import chosen, one_by_one
-from foundation.model.embedding import TokenEmbedding
+from foundation.model.embedding import TableModel, TokenEmbedding
 from foundation.model.inputs import RequestTensors, keyed_ids, to_tensors
 from foundation.model.recipes import RECIPES
 
@@ -63,13 +63,17 @@ class ZeroTokens(nn.Module):
         super().__init__()
         self.keys, self.width = keys, width
 
+    def start(self, batch: RequestTensors) -> RequestTensors:
+        """As `TokenEmbedding`; nothing travels."""
+        return batch
+
     def forward(self, batch: RequestTensors) -> dict[str, Tensor]:
         """As `TokenEmbedding`, all zeros."""
         counts = keyed_ids(batch, self.keys).length_per_key()
         return {key: torch.zeros(count, self.width) for (key, _), count in zip(self.keys, counts, strict=True)}
 
 
-def counting_model(schema: Schema, config: ModelConfig) -> nn.Module:
+def counting_model(schema: Schema, config: ModelConfig) -> TableModel:
     """The recipe's model on a CPU, without its tables: for shapes, not for values."""
     model = RECIPES[config.recipe](schema, config.model_copy(update={"checkpoint_activations": False}))
     found = [(name, module) for name, module in model.named_modules() if isinstance(module, TokenEmbedding)]
@@ -78,7 +82,7 @@ def counting_model(schema: Schema, config: ModelConfig) -> nn.Module:
     return model
 
 
-def executed_flops(model: nn.Module, batch: RequestBatch) -> FlopCount:
+def executed_flops(model: TableModel, batch: RequestBatch) -> FlopCount:
     """What a forward pass of a `counting_model` over a batch does, padding included."""
     looked_up: list[int] = []
 
@@ -87,7 +91,7 @@ def executed_flops(model: nn.Module, batch: RequestBatch) -> FlopCount:
 
     hooks = [module.register_forward_hook(note) for module in model.modules() if isinstance(module, ZeroTokens)]
     with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=IN_PLACE) as counter:
-        model(to_tensors(batch, torch.device("cpu")))
+        model.of_batch(to_tensors(batch, torch.device("cpu")))
     for hook in hooks:
         hook.remove()
     counts = {name: sum(counted.values()) for name, counted in counter.get_flop_counts().items()}
@@ -96,7 +100,7 @@ def executed_flops(model: nn.Module, batch: RequestBatch) -> FlopCount:
     return FlopCount(by_part | {"": counts["Global"]}, sum(looked_up))
 
 
-def useful_flops(model: nn.Module, batches: Iterable[RequestBatch]) -> FlopCount:
+def useful_flops(model: TableModel, batches: Iterable[RequestBatch]) -> FlopCount:
     """What a forward pass over each batch needs: every request by itself, without padding.
 
     What does not depend on the requests, such as a product of two parameters, is done once a batch, and so counted
@@ -120,7 +124,7 @@ def useful_flops(model: nn.Module, batches: Iterable[RequestBatch]) -> FlopCount
     return FlopCount(dict(flops), embedding_bytes)
 
 
-def estimated_useful_flops(model: nn.Module, batches: list[RequestBatch], *, num_requests: int) -> FlopCount:
+def estimated_useful_flops(model: TableModel, batches: list[RequestBatch], *, num_requests: int) -> FlopCount:
     """`useful_flops` of the batches, where counting each request by itself would take too long.
 
     What is executed is counted over all; the share of it that is useful, by part, on evenly spread requests of the

@@ -89,6 +89,7 @@ class StepClock:
         self._model, self._optimizer, self._names = model, optimizer, names
         self._device = next(model.parameters()).device
         self._open: list[tuple[str, float, float]] = []
+        self._outermost: set[str] = set()
         self._marked = 0.0
 
     def timed_loss(self, loss_of: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
@@ -108,6 +109,7 @@ class StepClock:
         """Time the steps that are taken inside."""
         modules = dict(self._model.named_modules())
         named = {name: module for name, module in modules.items() if isinstance(module, TokenEmbedding)}
+        self._outermost = {*named, "model (the rest)"}
         named |= {name: modules[name] for name in self._names} | {"model (the rest)": self._model}
         hooks: list[Any] = []
         for name, module in named.items():
@@ -127,7 +129,7 @@ class StepClock:
         self._marked = moment
 
     def _enter(self, name: str) -> None:
-        if self._open or name == "model (the rest)":  # what is computed again in the backward pass belongs to that
+        if self._open or name in self._outermost:  # what is computed again in the backward pass belongs to that
             self._open.append((name, now(self._device), 0.0))
 
     def _leave(self) -> None:

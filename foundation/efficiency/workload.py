@@ -15,6 +15,7 @@ from foundation.data.reader import Reader
 from foundation.data.schema import Schema
 from foundation.data.store import Store
 from foundation.efficiency.flops import FlopCount, ZeroTokens, counting_model, executed_flops
+from foundation.model.embedding import TableModel
 from foundation.model.inputs import RequestTensors, keyed_ids, to_tensors
 from foundation.parallel.traffic import TableUse, Workload
 from serving.errors import DataError, Problem
@@ -75,7 +76,7 @@ def workload_of(schema: Schema, config: FoundationConfig, store: Store, *, until
     return workload, sample
 
 
-def kept_bytes(model: nn.Module, batch: RequestBatch) -> float:
+def kept_bytes(model: TableModel, batch: RequestBatch) -> float:
     """Bytes that autograd keeps of a forward pass for the backward pass, a request; float32, looked-up rows left out.
 
     Parameters do not count, and what several operators keep counts once. Ours: measured on the CPU's kernels, so that
@@ -91,7 +92,7 @@ def kept_bytes(model: nn.Module, batch: RequestBatch) -> float:
 
     inputs = to_tensors(batch, torch.device("cpu"))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        outputs = model(inputs)
+        outputs = model.of_batch(inputs)
     total = sum(size for place, size in kept.items() if place not in parameters)
     del outputs  # not before: storages that are free again would be counted as one
     return total / batch.num_requests
@@ -108,7 +109,7 @@ def _sampled(schema: Schema, store: Store, until_us: int) -> list[RequestBatch]:
         return list(reader)
 
 
-def _counted(model: nn.Module, batches: list[RequestBatch]) -> Sample:
+def _counted(model: TableModel, batches: list[RequestBatch]) -> Sample:
     looked_up: dict[str, Counter[int]] = {}
     events = 0
 
@@ -135,7 +136,7 @@ def _counted(model: nn.Module, batches: list[RequestBatch]) -> Sample:
     )
 
 
-def _tables(schema: Schema, model: nn.Module, sample: Sample, width: int) -> tuple[TableUse, ...]:
+def _tables(schema: Schema, model: TableModel, sample: Sample, width: int) -> tuple[TableUse, ...]:
     """Each table with the rows of the sample that are looked up most; what is left is taken as evenly spread."""
     keys = [key for module in model.modules() if isinstance(module, ZeroTokens) for key in module.keys]
     features = Counter(table for _, table in keys)

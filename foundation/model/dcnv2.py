@@ -11,13 +11,13 @@ from torch.nn import functional
 from foundation.config import ModelConfig
 from foundation.data.schema import Schema, ids_of, numbers_of
 from foundation.model.cross import CrossNetwork
-from foundation.model.embedding import TokenEmbedding
+from foundation.model.embedding import LookedUp, TableModel, TokenEmbedding
 from foundation.model.heads import SurfaceObjectiveHeads
 from foundation.model.inputs import RequestTensors
 from foundation.model.split import SplitLinear
 
 
-class Dcnv2Model(nn.Module):
+class Dcnv2Model(TableModel):
     """Logits of every candidate and objective from ids and numbers of the request and the candidate alone.
 
     The cross network and the MLP read the same inputs side by side, and the heads read both. Sizes: `cross_layers`
@@ -42,10 +42,18 @@ class Dcnv2Model(nn.Module):
         self.second = nn.Linear(config.hidden, config.hidden // 2)
         self.heads = SurfaceObjectiveHeads(schema, request_width + candidate_width + config.hidden // 2)
 
-    def forward(self, batch: RequestTensors) -> Tensor:
+    def read(self, batch: RequestTensors) -> RequestTensors:
+        """No history."""
+        return replace(batch, histories={})
+
+    def blocks(self) -> list[nn.Module]:
+        """See `TableModel`."""
+        return [self.cross, self.first, self.second]
+
+    def forward(self, inputs: LookedUp) -> Tensor:
         """[C, K] logits; NaN where the (surface, objective) pair does not exist."""
+        batch, tokens = inputs.batch, inputs.tokens
         owner = batch.request_of_candidate
-        tokens = self.embedding(replace(batch, histories={}))
         requests = torch.cat([*(tokens[key] for key in self.request_keys), batch.numbers], dim=1)
         candidates = torch.cat([*(tokens[key] for key in self.candidate_keys), batch.candidate_numbers], dim=1)
         crossed = self.cross(requests, candidates, owner)

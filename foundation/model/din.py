@@ -10,10 +10,11 @@ from torch.nn import functional
 
 from foundation.config import ModelConfig
 from foundation.data.schema import Schema, ids_of, numbers_of
-from foundation.model.embedding import TokenEmbedding
+from foundation.model.embedding import LookedUp, TableModel, TokenEmbedding
 from foundation.model.heads import SurfaceObjectiveHeads
+from foundation.model.history import restricted
 from foundation.model.inputs import HistoryTensors, RequestTensors
-from foundation.model.layout import Bucket, bucket_by_length, gather_buckets, newest, scatter_back
+from foundation.model.layout import Bucket, bucket_by_length, gather_buckets, scatter_back
 from foundation.model.split import SplitLinear
 
 
@@ -52,18 +53,12 @@ class HistoryInterest(nn.Module):
     def __init__(self, schema: Schema, log: str, config: ModelConfig) -> None:
         super().__init__()
         features = schema.event_features(log)
-        self.limit = config.encoder_events
         self.keys = [f"history.{log}.{feature.name}" for feature in ids_of(features)]
         self.num_item_keys = len(ids_of(schema.item_features()))
         self.item_width = self.num_item_keys * config.width
         self.width = len(self.keys) * config.width + len(numbers_of(features)) + 1
         self.compared = nn.Linear(self.item_width, 2 * config.width, bias=False)
         self.unit = MlpUnit(2 * config.width, max(1, config.hidden // 8))
-
-    def restrict(self, history: HistoryTensors) -> HistoryTensors:
-        """The newest events, the only ones that are looked up."""
-        places, offsets = newest(history.offsets, self.limit)
-        return HistoryTensors(offsets, history.ids[places], history.numbers[places], history.ages_days[places])
 
     def forward(
         self, candidates: Tensor, tokens: dict[str, Tensor], history: HistoryTensors, buckets: tuple[Bucket, ...]
@@ -85,7 +80,7 @@ class HistoryInterest(nn.Module):
         return scatter_back([w @ v for w, v in zip(weights, values, strict=True)], asking, len(candidates))
 
 
-class DinModel(nn.Module):
+class DinModel(TableModel):
     """Logits of every candidate and objective: request, candidate and its interest in each log, an MLP, the heads.
 
     Sizes: `encoder_events` newest events, a unit of `hidden / 8`, an MLP of `hidden` and `hidden / 2`.
@@ -98,6 +93,7 @@ class DinModel(nn.Module):
         super().__init__()
         logs = tuple(schema.data.events)
         request, candidate = schema.request_features(), schema.candidate_features()
+        self.events = config.encoder_events
         self.embedding = TokenEmbedding(schema, logs, config.width)
         self.interests = nn.ModuleDict({log: HistoryInterest(schema, log, config) for log in logs})
         self.request_keys = [f"request.{feature.name}" for feature in ids_of(request)]
@@ -110,14 +106,23 @@ class DinModel(nn.Module):
         self.second = nn.Linear(config.hidden, config.hidden // 2)
         self.heads = SurfaceObjectiveHeads(schema, config.hidden // 2)
 
-    def forward(self, batch: RequestTensors) -> Tensor:
+    def read(self, batch: RequestTensors) -> RequestTensors:
+        """The newest events of each history."""
+        return replace(
+            batch, histories={log: restricted(history, self.events) for log, history in batch.histories.items()}
+        )
+
+    def blocks(self) -> list[nn.Module]:
+        """See `TableModel`."""
+        return [*self.interests.values(), self.first, self.second]
+
+    def forward(self, inputs: LookedUp) -> Tensor:
         """[C, K] logits; NaN where the (surface, objective) pair does not exist."""
+        batch, tokens = inputs.batch, inputs.tokens
         owner = batch.request_of_candidate
-        short = {log: self._interest(log).restrict(history) for log, history in batch.histories.items()}
-        tokens = self.embedding(replace(batch, histories=short))
         items = torch.cat([tokens[key] for key in self.item_keys], dim=1)
         parts = [tokens[key] for key in self.candidate_keys] + [batch.candidate_numbers]
-        for log, history in short.items():
+        for log, history in inputs.read.histories.items():
             buckets = bucket_by_length(history.offsets, batch.candidate_offsets)
             parts.append(self._interest(log)(items, tokens, history, buckets))
         requests = torch.cat([*(tokens[key] for key in self.request_keys), batch.numbers], dim=1)

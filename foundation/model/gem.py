@@ -23,7 +23,7 @@ from foundation.config import ModelConfig
 from foundation.data.schema import SURFACE, Schema, ids_of, numbers_of
 from foundation.kernels.activation import Pointwise
 from foundation.model.cross import CrossNetwork
-from foundation.model.embedding import TokenEmbedding
+from foundation.model.embedding import LookedUp, TableModel, TokenEmbedding
 from foundation.model.gates import SurfaceExperts, SurfaceGate
 from foundation.model.gdpa import pointwise
 from foundation.model.heads import SurfaceObjectiveHeads
@@ -53,7 +53,7 @@ MATCH_TOKENS = 2
 GATE_HIDDEN = 32
 
 
-class GemModel(nn.Module):
+class GemModel(TableModel):
     """Logits of every candidate and objective.
 
     Source: the structure of GEM as published (sequence and non-sequence parts in turns, all surfaces together); parts
@@ -69,12 +69,24 @@ class GemModel(nn.Module):
         self.candidate = CandidateSide(schema, config, self.request)
         self.heads = SurfaceObjectiveHeads(schema, config.hidden)
 
-    def forward(self, batch: RequestTensors) -> Tensor:
+    def read(self, batch: RequestTensors) -> RequestTensors:
+        """The newest events of each history; the match signals read older ones too, but look nothing up."""
+        return replace(
+            batch, histories={log: restricted(batch.histories[log], self.encoder_events) for log in self.logs}
+        )
+
+    def forward(self, inputs: LookedUp) -> Tensor:
         """[C, K] logits; NaN where the (surface, objective) pair does not exist."""
-        read = {log: restricted(batch.histories[log], self.encoder_events) for log in self.logs}
-        embedded = self.embedding(replace(batch, histories=read))
-        hidden = self.candidate(embedded, batch, self.request(embedded, batch, read))
+        batch, tokens = inputs.batch, inputs.tokens
+        hidden = self.candidate(tokens, batch, self.request(tokens, batch, inputs.read.histories))
         return self.heads(hidden, batch.surfaces[batch.request_of_candidate])
+
+    def blocks(self) -> list[nn.Module]:
+        """See `TableModel`."""
+        request, candidate = self.request, self.candidate
+        alone = [request.alone] if request.alone is not None else []
+        match = [candidate.match] if candidate.match is not None else []
+        return [*request.rounds, *alone, *match, *candidate.interaction, candidate.trunk]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import nn
-
 from foundation.config import ModelConfig
 from foundation.data.schema import Schema
 from foundation.model.dcnv2 import Dcnv2Model
 from foundation.model.din import DinModel
+from foundation.model.embedding import TableModel
 from foundation.model.gem import GemModel
 
-RECIPES: dict[str, Callable[[Schema, ModelConfig], nn.Module]] = {
+RECIPES: dict[str, Callable[[Schema, ModelConfig], TableModel]] = {
     "gem": GemModel,
     "fast": GemModel,
     "dcnv2": Dcnv2Model,

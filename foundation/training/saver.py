@@ -14,6 +14,7 @@ from typing import Any, Self, cast
 import torch.distributed as dist
 from torch import Tensor
 
+from foundation.data.schema import Schema
 from foundation.parallel.gather import own_copy
 from foundation.parallel.reliability import checkpoint_interval
 from foundation.parallel.world import World
@@ -32,6 +33,7 @@ class CheckpointPolicy:
         always: name of one that is kept beside them.
         in_background: write while training goes on.
         failures_every_s: mean seconds between failures; saves are then as far apart as `checkpoint_interval` says.
+        grown: the schema, where a checkpoint of an earlier day is gone on from, as `check_identity` says.
     """
 
     folder: Path
@@ -41,6 +43,7 @@ class CheckpointPolicy:
     always: str | None = None
     in_background: bool = True
     failures_every_s: float | None = None
+    grown: Schema | None = None
 
 
 class Saver:
@@ -56,7 +59,7 @@ class Saver:
     def __init__(self, policy: CheckpointPolicy, world: World) -> None:
         self.policy, self.world = policy, world
         # Its messages must not meet those of training, which go on in the other thread.
-        group = dist.new_group(backend="gloo")
+        group = dist.new_group(backend="gloo", timeout=world.timeout)
         assert isinstance(group, dist.ProcessGroup), "every rank is in it"
         self._group = group
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")

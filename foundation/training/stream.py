@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from foundation.data.batch import RequestBatch
 from foundation.goodput.journal import Journal
-from foundation.model.inputs import to_tensors
 from foundation.parallel.reduce import any_of_ranks
 from foundation.training import checkpoint as checkpoints
+from foundation.training.ahead import coming
 from foundation.training.preemption import Preempted, termination_asked
 from foundation.training.rates import Rate, constant
 from foundation.training.saver import CheckpointPolicy, Saver
 from foundation.training.trainer import Trainer
-from foundation.training.visits import Visit, Visits
+from foundation.training.visits import Visit, Visits, VisitsPlace
 
 Progress = Callable[[float, str], None]
 
@@ -112,50 +112,43 @@ def learn(
     tally, started, device = _Tally(), time.perf_counter(), trainer.world.device
     saved_at = resumed_at or -1
     total = max(step + len(visits), 1)
+    wanted = (False, False)  # to leave, to save: what is asked in the middle of an accumulated step waits for its end
     with Saver(policy, trainer.world) as saver, termination_asked() as asked:
 
-        def save() -> None:
+        def save(place: VisitsPlace) -> None:
             nonlocal saved_at
-            state = {"visits": visits.state_dict(), "recorder": recorder.state(), "finished": len(visits) == 0}
+            state = {"visits": visits.state_dict(place), "recorder": recorder.state()}
+            state |= {"finished": visits.num_left(place) == 0, "plan": trainer.plan}
             journal.saved(step, stall_s=saver.save(step, trainer.tensors(), state))
             saved_at = step
 
-        for visit, waited in _timed(visits):
-            tally.data_wait_seconds += waited
-            journal.arrived(step, waited, world_size=trainer.world.size)
+        for ready in coming(trainer, visits, overlap=trainer.config.parallel.overlap):
+            visit = ready.visit
+            tally.data_wait_seconds += ready.waited_s
+            journal.arrived(step, ready.waited_s, world_size=trainer.world.size)
             trainer.slow_down(rate(step, total))
-            tensors = to_tensors(visit.batch, device)
-            outputs, loss = trainer.step(tensors, lambda out, v=visit: loss_of(v, out), scored=visit.is_first)
+            outputs, loss = trainer.step(ready.prepared, lambda out, v=visit: loss_of(v, out), scored=visit.is_first)
             step += 1
             tally.add(visit)
             if visit.is_first:
                 recorder.record(visit.batch, outputs, loss)
             journal.alive(step)
-            is_preempted, is_due = any_of_ranks((asked(), saver.is_due(step)), device)
-            if is_due or is_preempted:
-                save()
-            if is_preempted:
-                saver.wait()
-                raise Preempted(step)
+            wanted = any_of_ranks((wanted[0] or asked(), wanted[1] or saver.is_due(step)), device)
+            if trainer.is_between_steps and any(wanted):
+                save(ready.place)
+                if wanted[0]:
+                    saver.wait()
+                    raise Preempted(step)
+                wanted = (False, False)
             if progress is not None:
                 progress(step / total, recorder.summary())
+        trainer.step_dense()
         if saved_at != step:
-            save()
+            save(visits.place)
         saver.wait()
     newest = checkpoints.list_checkpoints(policy.folder)[-1].name
     seconds = time.perf_counter() - started
     return StreamReport(step, seconds=seconds, resumed_at_step=resumed_at, checkpoint=newest, **asdict(tally))
-
-
-def _timed(visits: Visits) -> Iterator[tuple[Visit, float]]:
-    """Each visit, and the seconds that it was waited for."""
-    coming = iter(visits)
-    while True:
-        asked = time.perf_counter()
-        visit = next(coming, None)
-        if visit is None:
-            return
-        yield visit, time.perf_counter() - asked
 
 
 def _resume(trainer: Trainer, visits: Visits, recorder: Recorder, policy: CheckpointPolicy) -> int:
@@ -164,8 +157,9 @@ def _resume(trainer: Trainer, visits: Visits, recorder: Recorder, policy: Checkp
         recorder.load({})
         return 0
     manifest = checkpoints.read_manifest(found[-1])
-    checkpoints.check_identity(found[-1], manifest, policy.identity)
-    state = checkpoints.load_checkpoint(found[-1], tensors=trainer.tensors())
-    visits.load_state_dict(state["visits"])
+    growth = checkpoints.check_identity(found[-1], manifest, policy.identity, grown=policy.grown)
+    state = checkpoints.read_state(found[-1])
+    visits.load_state_dict(state["visits"])  # refuses a log that does not begin with what was learned
+    checkpoints.load_checkpoint(found[-1], tensors=trainer.tensors(), growth=growth)
     recorder.load(state["recorder"])
     return manifest.step

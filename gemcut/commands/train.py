@@ -9,7 +9,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from gemcut.account import goodput_figures, rank_figures, tell_goodput, tell_ranks
-from gemcut.console import Screen
+from gemcut.collecting import collection_paused
+from gemcut.console import Screen, Tell
 from gemcut.damaged import set_damaged_aside
 from gemcut.project import LoadedProject
 from gemcut.tracking import start_run
@@ -18,8 +19,10 @@ from serving.errors import Problem, ProjectError
 
 if TYPE_CHECKING:
     from eval.progressive import StreamMetrics
+    from eval.tracking import Tracker
     from foundation.efficiency.measures import PassEfficiency
-    from foundation.training.foundation_model import FoundationJob, FoundationReport
+    from foundation.training.foundation_model import FoundationReport
+    from foundation.training.job import FoundationJob
 
 
 def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: str | None = None) -> dict[str, Any]:
@@ -30,32 +33,33 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
     `until` is a time at or after the cut, or "end" for all of the log; the cut if absent.
     Under torchrun every rank calls this; the first one prints, tracks and writes shared files.
     """
-    from foundation.data.store import moment_of
-    from foundation.efficiency.measures import pass_efficiency
-    from foundation.goodput.journal import read_journal
-    from foundation.goodput.ranks import ranks_account
-    from foundation.goodput.report import goodput_of
-    from foundation.training.foundation_model import JOURNAL_FILE, train_foundation
+    with collection_paused():
+        from foundation.data.store import moment_of
+        from foundation.goodput.journal import read_journal
+        from foundation.goodput.ranks import ranks_account
+        from foundation.goodput.report import goodput_of
+        from foundation.training.foundation_model import JOURNAL_FILE, train_foundation
 
     space = Workspace(loaded)
     job = space.foundation_job(end_of_pass(space, until))
     is_first = os.environ.get("RANK", "0") == "0"
-    if fresh and is_first:
+    if fresh and is_first and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # a restart goes on
         shutil.rmtree(space.foundation, ignore_errors=True)
     if not is_first:
         train_foundation(job)
         return {}
     set_damaged_aside([job.folder / "checkpoints"], screen)
     job = _to_its_end(job, screen)
-    with start_run(loaded, space.foundation, name="foundation") as tracker:
+    _tell_growth(job, screen)
+    with start_run(loaded, space.foundation, name="foundation", sends=False) as tracker:
         tracker.log_params(_params(loaded))
         with screen.progress("train") as tell:
-            report = train_foundation(job, progress=tell)
+            report = train_foundation(job, progress=_after_a_step(tracker, tell))
         steps = report.stream.num_steps
         tracker.log_metrics(_figures("progressive", report.progressive), step=steps)
         if job.until_us > job.cut:
             tracker.log_metrics(_figures("progressive_from_cut", report.progressive_from_cut), step=steps)
-        efficiency = pass_efficiency(job, report.stream) if report.stream.has_learned else None
+        efficiency = _efficiency(job, report)
         ranks = ranks_account(report.ranks)
         if efficiency is not None:
             tracker.log_metrics(asdict(efficiency) | rank_figures(ranks), step=steps)
@@ -76,6 +80,22 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
         "progressive": {k: asdict(v) for k, v in report.progressive.items()},
         "progressive_from_cut": {k: asdict(v) for k, v in report.progressive_from_cut.items()},
     }
+
+
+def _after_a_step(tracker: Tracker, tell: Tell) -> Tell:
+    """Tell of each step; MLflow, which takes seconds to import, is not waited for by the first one."""
+
+    def told(share: float, words: str) -> None:
+        tracker.begin_sending()
+        tell(share, words)
+
+    return told
+
+
+def _efficiency(job: FoundationJob, report: FoundationReport) -> PassEfficiency | None:
+    from foundation.efficiency.measures import pass_efficiency
+
+    return pass_efficiency(job, report.stream) if report.stream.has_learned else None
 
 
 def end_of_pass(space: Workspace, until: str | None) -> int:
@@ -107,6 +127,15 @@ def _to_its_end(job: FoundationJob, screen: Screen) -> FoundationJob:
     if end > job.until_us:
         screen.say(f"this training was begun to go to {moment_of(end)}; going on to that")
     return replace(job, until_us=end)
+
+
+def _tell_growth(job: FoundationJob, screen: Screen) -> None:
+    """What is new since the newest checkpoint; refuses what may not be, before anything is loaded."""
+    from foundation.data.store import read_manifest
+    from foundation.training.foundation_model import growth
+
+    for table, number in growth(job, read_manifest(job.store).fingerprint).items():
+        screen.say(f"table {table}: {number:,} new value{'s' if number > 1 else ''}")
 
 
 def _figures(period: str, progressive: dict[str, StreamMetrics]) -> dict[str, float]:

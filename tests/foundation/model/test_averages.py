@@ -31,7 +31,7 @@ def learned(trainer, batch):
     """The dense parameters after each of `STEPS` steps."""
     seen = []
     for _ in range(STEPS):
-        trainer.step(batch, lambda out: masked_cross_entropy(out, batch.labels, torch.ones(2)))
+        trainer.step(trainer.prepare(batch), lambda out: masked_cross_entropy(out, batch.labels, torch.ones(2)))
         seen.append([parameter.detach().clone() for parameter in trainer.dense])
     return seen
 
@@ -66,9 +66,11 @@ def test_a_step_gives_the_scores_of_the_average_if_they_are_wanted(trainer_with,
     def loss(logits):
         return masked_cross_entropy(logits, batch.labels, torch.ones(2))
 
-    assert torch.equal(trainer.step(batch, loss)[0].nan_to_num(), expected.nan_to_num())
+    assert torch.equal(trainer.step(trainer.prepare(batch), loss)[0].nan_to_num(), expected.nan_to_num())
     averaged = trainer.score(batch)
-    assert not torch.equal(trainer.step(batch, loss, scored=False)[0].nan_to_num(), averaged.nan_to_num())
+    assert not torch.equal(
+        trainer.step(trainer.prepare(batch), loss, scored=False)[0].nan_to_num(), averaged.nan_to_num()
+    )
 
 
 @pytest.mark.parametrize("average_steps", [None, 3])

@@ -63,7 +63,9 @@ def test_a_candidate_alone_scores_as_among_others(trainer, request_of, batched):
 @pytest.mark.parametrize("num_candidates", [1, 5])
 def test_any_history_gives_finite_scores_and_gradients(trainer, request_of, batched, lengths, num_candidates):
     batch = batched([request_of(7, *lengths, num_candidates=num_candidates)])
-    outputs, loss = trainer.step(batch, lambda out: masked_cross_entropy(out, batch.labels, torch.ones(2)))
+    outputs, loss = trainer.step(
+        trainer.prepare(batch), lambda out: masked_cross_entropy(out, batch.labels, torch.ones(2))
+    )
     exists = trainer.score(batch).isfinite()
     assert loss.isfinite()
     assert outputs.isfinite().equal(exists)
@@ -81,7 +83,7 @@ def test_bfloat16_products_score_nearly_the_same_and_keep_float32_logits(trainer
     assert near.dtype == torch.float32
     assert 0 < off.max() < 0.4 * exact.nan_to_num().std(), "8 bits of each product, over a dozen layers"
     assert near.isfinite().equal(exact.isfinite())
-    _, loss = trainer.step(batch, lambda out: masked_cross_entropy(out, batch.labels, torch.ones(2)))
+    _, loss = trainer.step(trainer.prepare(batch), lambda out: masked_cross_entropy(out, batch.labels, torch.ones(2)))
     assert loss.isfinite()
     assert {parameter.grad.dtype for parameter in trainer.dense} == {torch.float32}
     assert all(parameter.grad.isfinite().all() for parameter in trainer.dense)

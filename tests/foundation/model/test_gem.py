@@ -162,7 +162,7 @@ def test_a_first_batch_without_history_does_not_keep_the_attention_from_learning
     for lengths in [(0, 0), (0, 0), (5, 5)]:
         batch = batched([request_of(1, *lengths)])
         before = [parameter.clone() for parameter in encoder.parameters()]
-        trainer.step(batch, lambda out, b=batch: masked_cross_entropy(out, b.labels, torch.ones(2)))
+        trainer.step(trainer.prepare(batch), lambda out, b=batch: masked_cross_entropy(out, b.labels, torch.ones(2)))
     assert not any(torch.equal(old, new) for old, new in zip(before, encoder.parameters(), strict=True))
 
 
@@ -172,7 +172,7 @@ def test_a_model_without_a_part_scores_and_learns(schema, config, world, request
     trainer = Trainer(GemModel(schema, config.model_copy(update=LESS[less])), world, RATES)
     batch = batched([request_of(1, 5, 5), request_of(2, 0, 0)])
     before = trainer.score(batch)
-    trainer.step(batch, lambda out: masked_cross_entropy(out, batch.labels, torch.ones(2)))
+    trainer.step(trainer.prepare(batch), lambda out: masked_cross_entropy(out, batch.labels, torch.ones(2)))
     after = trainer.score(batch)
     assert after.isfinite().equal(before.isfinite())
     assert (after - before).nan_to_num().abs().max() > 0

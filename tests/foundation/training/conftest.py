@@ -17,7 +17,7 @@ from foundation.config import FoundationConfig
 from foundation.data.prepare import prepare
 from foundation.data.schema import Schema
 from foundation.data.store import Store, microseconds
-from foundation.training.foundation_model import FoundationJob
+from foundation.training.job import FoundationJob
 from foundation.training.preemption import PREEMPTED
 from gemcut.demo_data.synthetic import make_data
 
@@ -72,10 +72,12 @@ def job_of(log):
 
     def make(folder, **changed):
         fields = {
-            name: changed.pop(name) for name in ("schema", "store", "until_us", "cut_us", "model") if name in changed
+            name: changed.pop(name)
+            for name in ("schema", "store", "until_us", "cut_us", "model", "parallel")
+            if name in changed
         }
-        model = MODEL | fields.pop("model", {})
-        config = FoundationConfig.model_validate({"model": model, "training": TRAINING | changed})
+        sections = {"model": MODEL | fields.pop("model", {}), "parallel": fields.pop("parallel", {})}
+        config = FoundationConfig.model_validate(sections | {"training": TRAINING | changed})
         job = FoundationJob(log.schema, config, log.folder, folder, log.until_us)
         return replace(job, **fields)
 
@@ -95,10 +97,13 @@ def tensors_of(checkpoint):
 
 @pytest.fixture(scope="session")
 def run_job(tmp_path_factory):
-    """(job, number of ranks, when to die) → each rank's exit code and errors; the ranks meet in a file."""
+    """(job, number of ranks, when to die) → each rank's exit code and errors; the ranks meet in a file.
 
-    def run(job, num_ranks=1, *, moment="never"):
-        description = {
+    Several jobs in a list are run one after the other, which saves starts.
+    """
+
+    def described(job, moment):
+        return {
             "schema": job.schema.model_dump(mode="json"),
             "config": job.config.model_dump(mode="json"),
             "store": str(job.store),
@@ -107,8 +112,11 @@ def run_job(tmp_path_factory):
             "cut_us": job.cut_us,
             "moment": moment,
         }
+
+    def run(job, num_ranks=1, *, moment="never"):
         description_file = tmp_path_factory.mktemp("job") / "job.json"
-        description_file.write_bytes(orjson.dumps(description))
+        jobs = job if isinstance(job, list) else [job]
+        description_file.write_bytes(orjson.dumps([described(each, moment) for each in jobs]))
         peers = {"WORLD_SIZE": str(num_ranks), "GEMCUT_MEETING_FILE": str(description_file.with_name("meeting"))}
         ranks = []
         for rank in range(num_ranks):

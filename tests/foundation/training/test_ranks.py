@@ -1,6 +1,5 @@
 """Two ranks on gloo learn what one learns: the same rows, losses over all of them, and the same parameters."""
 
-import shutil
 import signal
 
 import numpy as np
@@ -10,41 +9,27 @@ import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from foundation.goodput.ranks import RankMeasures, ranks_account
+from foundation.parallel.table_rows import first_rows
 from foundation.parallel.world import joined_world
 from foundation.soft_labels import read_soft_labels
-from foundation.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from foundation.training.checkpoint import list_checkpoints, load_checkpoint
 from foundation.training.foundation_model import (
     BEFORE_CUT,
     ProgressiveRecorder,
     build_trainer,
     run_identity,
     train_foundation,
-    visits_of,
 )
 from foundation.training.preemption import PREEMPTED
+from tests.foundation.training.conftest import TRAINING
 
 # Float32 sums over rows in another order, through a dozen steps of AdamW, whose first steps are as long as the learning
 # rate (1e-3) however small the gradient.
 CLOSE = 1e-4
 
+COLUMNS = {"tables": {"item": {"kind": "column_wise", "ranks": [1, 3]}}}
+
 pytestmark = pytest.mark.distributed
-
-
-def begun(job, log):
-    """A checkpoint before the first step, so that all start from the same tables, however they are spread."""
-    with joined_world(1) as world:
-        trainer = build_trainer(job, world, log.store)
-        with visits_of(job, log.store, world) as visits:
-            state = {"visits": visits.state_dict(), "recorder": ProgressiveRecorder(job, world).state()}
-        save_checkpoint(
-            job.folder / "checkpoints",
-            step=0,
-            tensors=trainer.tensors(),
-            state=state,
-            identity=run_identity(job, log.store.fingerprint),
-            world=world,
-        )
-    return job.folder
 
 
 def outcome(job, log):
@@ -86,61 +71,128 @@ def assert_close(got, expected):
         assert metrics[objective].log_loss == pytest.approx(expected_metrics.log_loss, rel=CLOSE)
 
 
+def alone(folder, job_of, log, **changed):
+    """What one rank makes of a job."""
+    job = job_of(folder, **changed)
+    train_foundation(job)
+    return outcome(job, log)
+
+
+def together(job, run_job, num_ranks):
+    for rank in run_job(job, num_ranks):
+        assert rank.returncode == 0, rank.errors
+
+
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory, log, job_of):
-    """A run of one rank from a first checkpoint: (the folder before its first step, what came out)."""
-    begin, run = tmp_path_factory.mktemp("begin"), tmp_path_factory.mktemp("one_rank") / "run"
-    begun(job_of(begin), log)
-    job = job_of(shutil.copytree(begin, run))
-    train_foundation(job)
-    return begin, outcome(job, log)
+    return alone(tmp_path_factory.mktemp("one_rank"), job_of, log)
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory, log, job_of, run_job):
+    """What four ranks make of the same job, spread in several ways: by name the job and its outcome."""
+    ways = {
+        "1D": {},
+        "1D, nothing ahead": {"parallel": {"overlap": False}},
+        "HSDP": {"parallel": {"dense_shard": 2}},
+        "columns": {"parallel": COLUMNS},
+        "columns, SGD": {"table_optimizer": "sgd", "parallel": COLUMNS},
+        "1D, SGD": {"table_optimizer": "sgd"},
+        "2D, SGD": {"table_optimizer": "sgd", "parallel": {"sharding_group": 2}},
+        "2D": {"parallel": {"sharding_group": 2}},
+        "2D, HSDP": {"parallel": {"sharding_group": 2, "dense_shard": 2}},
+    }
+    jobs = {name: job_of(tmp_path_factory.mktemp("way"), **changed) for name, changed in ways.items()}
+    together(list(jobs.values()), run_job, 4)
+    return {name: (job, outcome(job, log)) for name, job in jobs.items()}
+
+
+def test_ids_that_are_sent_ahead_change_no_bit(four_ranks, snapshot):
+    ahead, after = (four_ranks[way][0].folder for way in ("1D", "1D, nothing ahead"))
+    assert snapshot(ahead) == snapshot(after)
+
+
+@pytest.mark.parametrize("way", ["1D", "HSDP"])
+def test_four_ranks_learn_what_one_learns(way, four_ranks, one_rank):
+    assert_close(four_ranks[way][1], one_rank)
+
+
+@pytest.mark.parametrize("way", ["2D, SGD", "columns, SGD"])
+def test_by_sgd_copies_that_are_averaged_and_columns_that_are_apart_are_one_table(way, four_ranks):
+    assert_close(four_ranks[way][1], four_ranks["1D, SGD"][1])
+
+
+def test_four_ranks_learn_by_sgd_what_one_learns(four_ranks, tmp_path, job_of, log):
+    assert_close(four_ranks["1D, SGD"][1], alone(tmp_path, job_of, log, table_optimizer="sgd"))
+
+
+@pytest.mark.parametrize("way", ["2D", "columns"])
+def test_by_adagrad_copies_and_columns_stay_near_one_table(way, four_ranks, one_rank):
+    """Two copies: a row that one rank meets has a first step 1 / sqrt(2) as long: its copy's sum of squares takes the
+    gradient in before it is averaged. A row with the same gradient in both has steps sqrt(2) as long, as its sums are
+    not twice one table's. Halves of a row have rates of their own, within sqrt(2) of the row's for the same reason."""
+    got, expected = four_ranks[way][1], one_rank
+    differences = np.abs(got[0].logits - expected[0].logits)
+    assert 0 < np.nanmean(differences) < 0.05 * np.nanstd(expected[0].logits)
+    for objective, metrics in expected[2].items():
+        assert got[2][objective].log_loss == pytest.approx(metrics.log_loss, rel=0.02)
+    for name, moved in moves_of_rows(got[1]).items():
+        ratio = moved / moves_of_rows(expected[1])[name]
+        assert 2**-0.5 < ratio < 2**0.5, name
+
+
+def test_copies_and_shards_of_the_dense_part_go_together(four_ranks):
+    assert_close(four_ranks["2D, HSDP"][1], four_ranks["2D"][1])
+
+
+def moves_of_rows(tensors):
+    """Mean distance of each table's rows from where they began; of those that moved."""
+    moves = {}
+    for name, rows in tensors.items():
+        if not name.startswith("model.embedding."):
+            continue
+        table = name.removesuffix(".weight").rpartition(".table_")[2]
+        began = first_rows(table, TRAINING["seed"], first=0, num=len(rows), width=rows.shape[1])
+        distances = (rows - began).norm(dim=1)
+        moves[table] = float(distances[distances > 0].mean())
+    return moves
 
 
 def test_two_ranks_learn_the_uncertainties_that_one_learns(tmp_path, log, job_of, run_job):
-    two = job_of(tmp_path / "two", weighting="uncertainty", batch_requests=64)
-    begun(two, log)
-    one = job_of(shutil.copytree(two.folder, tmp_path / "one"), weighting="uncertainty", batch_requests=64)
-    train_foundation(one)
-    for rank in run_job(two, 2):
-        assert rank.returncode == 0, rank.errors
-    assert_close(outcome(two, log), outcome(one, log))
-
-
-def test_two_ranks_learn_what_one_learns(tmp_path, one_rank, log, job_of, run_job):
-    job = job_of(shutil.copytree(one_rank[0], tmp_path / "run"))
-    for rank in run_job(job, 2):
-        assert rank.returncode == 0, rank.errors
-    assert_close(outcome(job, log), one_rank[1])
+    settings = {"weighting": "uncertainty", "batch_requests": 64}
+    two = job_of(tmp_path / "two", **settings)
+    together(two, run_job, 2)
+    assert_close(outcome(two, log), alone(tmp_path / "one", job_of, log, **settings))
 
 
 def test_a_run_of_two_ranks_that_died_is_finished_by_one(tmp_path, one_rank, log, job_of, run_job):
-    job = job_of(shutil.copytree(one_rank[0], tmp_path / "run"))
+    job = job_of(tmp_path)
     ranks = run_job(job, 2, moment="after step 10")
     assert ranks[0].returncode == -signal.SIGKILL, ranks[0].errors
     assert ranks[1].returncode != 0
     assert train_foundation(job).stream.resumed_at_step == 8
-    assert_close(outcome(job, log), one_rank[1])
+    assert_close(outcome(job, log), one_rank)
 
 
-def test_two_ranks_save_and_leave_together_when_one_is_asked_to(tmp_path, one_rank, log, job_of, run_job):
-    job = job_of(shutil.copytree(one_rank[0], tmp_path / "run"))
-    for rank in run_job(job, 2, moment="asked after step 10"):
+def test_ranks_save_and_leave_together_when_one_is_asked_to_and_other_numbers_go_on(
+    tmp_path, one_rank, log, job_of, run_job
+):
+    job = job_of(tmp_path)
+    for rank in run_job(job, 4, moment="asked after step 6"):
         assert rank.returncode == PREEMPTED, rank.errors
-    assert [path.name for path in list_checkpoints(job.folder / "checkpoints")] == ["step-00000008", "step-00000011"]
-    for rank in run_job(job, 2):
-        assert rank.returncode == 0, rank.errors
-    assert_close(outcome(job, log), one_rank[1])
+    assert [path.name for path in list_checkpoints(job.folder / "checkpoints")] == ["step-00000004", "step-00000007"]
+    for rank in run_job(job, 2, moment="asked after step 3"):
+        assert rank.returncode == PREEMPTED, rank.errors
+    together(job, run_job, 3)
+    assert_close(outcome(job, log), one_rank)
 
 
 def test_a_batch_of_one_request_leaves_a_rank_without_any(tmp_path, log, job_of, run_job):
-    num_requests = len(log.store.select(end=log.until_us))
-    job = job_of(tmp_path / "two", batch_requests=num_requests - 1)
-    begun(job, log)
-    alone = job_of(shutil.copytree(job.folder, tmp_path / "one"), batch_requests=num_requests - 1)
-    assert train_foundation(alone).stream.num_steps == 3
-    for rank in run_job(job, 2):
-        assert rank.returncode == 0, rank.errors
-    assert_close(outcome(job, log), outcome(alone, log))
+    settings = {"batch_requests": len(log.store.select(end=log.until_us)) - 1}
+    job = job_of(tmp_path / "two", **settings)
+    together(job, run_job, 2)
+    expected = alone(tmp_path / "one", job_of, log, **settings)
+    assert_close(outcome(job, log), expected)
 
 
 def test_the_rank_that_works_longest_is_the_one_that_the_others_wait_for(tmp_path, job_of, run_job):

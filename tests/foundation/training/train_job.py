@@ -1,4 +1,4 @@
-"""Trains the job that a file describes; at a given moment it dies, as a machine does, or is asked to leave.
+"""Trains the jobs that a file describes; at a given moment it dies, as a machine does, or is asked to leave.
 
 Or it is no different, but that the first rank works for itself after each step.
 """
@@ -13,7 +13,8 @@ import orjson
 
 from foundation.config import FoundationConfig
 from foundation.data.schema import Schema
-from foundation.training.foundation_model import FoundationJob, train_foundation
+from foundation.training.foundation_model import train_foundation
+from foundation.training.job import FoundationJob
 
 
 def die():
@@ -37,7 +38,13 @@ def work(seconds):
 
 
 def main():
-    job = orjson.loads(Path(sys.argv[1]).read_bytes())
+    meeting = os.environ.get("GEMCUT_MEETING_FILE")
+    for place, job in enumerate(orjson.loads(Path(sys.argv[1]).read_bytes())):
+        os.environ["GEMCUT_MEETING_FILE"] = f"{meeting}-{place}"
+        run(job)
+
+
+def run(job):
     words = job["moment"].split()
     ending = {"after": signal.SIGKILL, "asked": signal.SIGTERM}.get(words[0])
     steps = iter(range(int(words[-1]) - 1)) if ending else iter(int, 1)

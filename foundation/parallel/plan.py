@@ -1,0 +1,145 @@
+"""Which ranks hold which part of which table: TorchRec's planner decides what the project file leaves open."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, cast
+
+from torch import nn
+from torchrec import EmbeddingCollection
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise, table_wise
+from torchrec.distributed.types import (
+    EnumerableShardingSpec,
+    ModuleSharder,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+)
+
+from foundation.config import TablePlacement
+from foundation.model.embedding import TokenEmbedding, module_name
+from serving.errors import Problem, ProjectError
+
+TablePlan = dict[str, TablePlacement]
+"""Where each table is; ranks are places in a sharding group."""
+
+WHOLE_ROWS = [ShardingType.ROW_WISE.value, ShardingType.TABLE_WISE.value]
+"""What the planner may choose: a row's AdaGrad step depends on its whole gradient, and so the row is not cut."""
+
+
+FUSED = EmbeddingComputeKernel.FUSED.value
+"""Tables learn in the backward pass; see `foundation.parallel.sharding.TableOptimizer`."""
+
+
+def table_plan(
+    model: nn.Module, pinned: Mapping[str, TablePlacement], *, group_size: int, device_type: str
+) -> TablePlan:
+    """A placement for every table of a model, over `group_size` ranks; the same whichever rank computes it.
+
+    Args:
+        model: with one `TokenEmbedding`, on the meta device.
+        pinned: placements that are given, by table; one rank has all tables whole, whatever they are.
+        group_size: ranks that share one copy of the tables.
+        device_type: "cpu" or "cuda".
+
+    Raises:
+        ProjectError: a pinned table does not exist, or its placement does not fit the group.
+    """
+    collection = _collection(model)
+    widths = {_table(config.name): config.embedding_dim for config in collection.embedding_configs()}
+    _check(pinned, widths, group_size)
+    if group_size == 1:
+        pinned = {}
+    # One rank has every table whole anyway, and then does not sort ids by rank.
+    free = WHOLE_ROWS if group_size > 1 else [ShardingType.TABLE_WISE.value]
+    kinds = {table: [pinned[table].kind] if table in pinned else free for table in widths}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        planner = EmbeddingShardingPlanner(
+            topology=Topology(world_size=group_size, compute_device=device_type),
+            constraints={module_name(table): ParameterConstraints(sharding_types=kinds[table]) for table in widths},
+        )
+        chosen = planner.plan(model, [sharder()])
+    (tables,) = chosen.plan.values()
+    plan: TablePlan = {}
+    for name, found in cast("dict[str, ParameterSharding]", tables).items():
+        table = _table(name)
+        given = pinned.get(table)
+        ranks = given.ranks if given is not None and given.ranks is not None else tuple(found.ranks or ())
+        plan[table] = TablePlacement.model_validate({"kind": found.sharding_type, "ranks": ranks})
+    return plan
+
+
+def sharding_plan(model: nn.Module, plan: TablePlan, *, group_size: int, device_type: str) -> ShardingPlan:
+    """TorchRec's form of a plan; ranks are still places in a sharding group."""
+    generators = {
+        module_name(table): {
+            "row_wise": lambda _: row_wise(compute_kernel=FUSED),
+            "table_wise": lambda ranks: table_wise(rank=ranks[0], compute_kernel=FUSED),
+            "column_wise": lambda ranks: column_wise(ranks=list(ranks), compute_kernel=FUSED),
+        }[placement.kind](placement.ranks)
+        for table, placement in plan.items()
+    }
+    collection = _collection(model)
+    (name,) = (name for name, module in model.named_modules() if module is collection)
+    of_collection = construct_module_sharding_plan(
+        collection,
+        generators,
+        sharder=sharder(),
+        local_size=group_size,
+        world_size=group_size,
+        device_type=device_type,
+    )
+    return ShardingPlan(plan={name: of_collection})
+
+
+def move_to_group(plan: ShardingPlan, group: int, num_groups: int, *, device_type: str) -> None:
+    """Name the ranks of one sharding group in a plan, in place: place i of the group is rank `i * num_groups + group`.
+
+    Groups are strided, as TorchRec's `DMPCollection` has them, so that the copies of a shard are neighbours.
+    """
+    for tables in plan.plan.values():
+        for placement in cast("dict[str, ParameterSharding]", tables).values():
+            placement.ranks = [rank * num_groups + group for rank in placement.ranks or ()]
+            spec = placement.sharding_spec
+            assert isinstance(spec, EnumerableShardingSpec), "of every kind that a plan can have"
+            for shard, rank in zip(spec.shards, placement.ranks, strict=True):
+                assert shard.placement is not None, "a plan says where"
+                shard.placement = type(shard.placement)(f"rank:{rank}/{device_type}")
+
+
+def sharder(optimizer: dict[str, Any] | None = None) -> ModuleSharder[nn.Module]:
+    """TorchRec's, of embedding collections that learn by this optimizer, in FBGEMM's terms."""
+    return cast("ModuleSharder[nn.Module]", EmbeddingCollectionSharder(fused_params=optimizer))
+
+
+def _collection(model: nn.Module) -> EmbeddingCollection:
+    (found,) = (module.collection for module in model.modules() if isinstance(module, TokenEmbedding))
+    return found
+
+
+def _table(name: str) -> str:
+    return name.removeprefix(module_name(""))
+
+
+def _check(pinned: Mapping[str, TablePlacement], widths: dict[str, int], group_size: int) -> None:
+    problems: list[Problem] = []
+    for table, placement in pinned.items():
+        where = f"project file: foundation.parallel.tables.{table}"
+        if table not in widths:
+            problems.append(Problem(where, f"one of {', '.join(widths)}", table, "Correct the name, or delete it."))
+            continue
+        ranks: tuple[Any, ...] = (placement.ranks or ()) if group_size > 1 else ()
+        if beyond := [rank for rank in ranks if rank >= group_size]:
+            expected = f"ranks below {group_size}, places in a sharding group"
+            problems.append(Problem(where, expected, str(beyond[0]), "Name other ranks, or leave `ranks` out."))
+        if placement.kind == "column_wise" and ranks and widths[table] % (4 * len(ranks)):
+            expected = f"a number of ranks that cuts a width of {widths[table]} into multiples of 4"
+            problems.append(Problem(where, expected, str(len(ranks)), "Name fewer ranks, or take another kind."))
+    if problems:
+        raise ProjectError(problems)
