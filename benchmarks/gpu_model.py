@@ -128,5 +128,5 @@ class _Step:
         self._weights = torch.ones(len(schema.objectives), device=world.device)
 
     def __call__(self) -> Tensor:
-        tensors = to_tensors(self._batch, self._world.device)
-        return self._trainer.step(tensors, lambda out: masked_cross_entropy(out, self._labels, self._weights))[1]
+        prepared = self._trainer.prepare(to_tensors(self._batch, self._world.device))
+        return self._trainer.step(prepared, lambda out: masked_cross_entropy(out, self._labels, self._weights))[1]
