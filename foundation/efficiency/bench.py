@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from foundation.efficiency.padded import encoder_variants
 from foundation.efficiency.parts import Call, StepClock, around, calls_of, forward_and_backward, parts_of
 from foundation.efficiency.peak import matmul_peak, memory_bandwidth
 from foundation.efficiency.timing import Measured, interleaved, speedup
+from foundation.goodput.memory import peak_gpu_memory_bytes, peak_memory_bytes
 from foundation.model.embedding import TableModel
 from foundation.model.inputs import to_tensors
 from foundation.parallel.world import World, joined_world
@@ -231,7 +231,7 @@ def _step(bench: _Bench, count: FlopCount, peak: float, *, seconds: list[float])
         "useful_flops": bench.flops(count) / len(bench.batches),
         "e2e_mfu": bench.flops(count) / per_pass.median / peak,
         "split": {name: taken / total for name, taken in sorted(clock.seconds.items(), key=lambda item: -item[1])},
-        "peak_memory_bytes": _peak_memory(bench.world.device),
+        "peak_memory_bytes": peak_gpu_memory_bytes(bench.world.device) or peak_memory_bytes(),
     }
 
 
@@ -305,10 +305,3 @@ def _compiled(bench: _Bench, parts: dict[str, Any]) -> dict[str, Any]:
 
 def _only_tensors(call: Call) -> bool:
     return all(isinstance(value, Tensor) and value.is_floating_point() for value in (*call.args, *call.named.values()))
-
-
-def _peak_memory(device: torch.device) -> int:
-    """Most bytes that this process has had: of the GPU where it uses one, else resident."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
