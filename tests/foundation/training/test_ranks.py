@@ -100,7 +100,7 @@ def four_ranks(tmp_path_factory, log, job_of, run_job):
         "1D, SGD": {"table_optimizer": "sgd"},
         "2D, SGD": {"table_optimizer": "sgd", "parallel": {"sharding_group": 2}},
         "2D": {"parallel": {"sharding_group": 2}},
-        "2D, HSDP": {"parallel": {"sharding_group": 2, "dense_shard": 2}},
+        "2D, HSDP": {"checkpoint_async": True, "parallel": {"sharding_group": 2, "dense_shard": 2}},
     }
     jobs = {name: job_of(tmp_path_factory.mktemp("way"), **changed) for name, changed in ways.items()}
     together(list(jobs.values()), run_job, 4)
