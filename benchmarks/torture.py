@@ -38,7 +38,7 @@ from gemcut.workspace import Workspace
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "synthetic" / "project.yaml"
 PROJECT = "project.yaml"
-REQUESTS, REQUESTS_A_KILL = 600, 300
+REQUESTS, REQUESTS_A_KILL = 900, 200
 MODEL = {"width": 8, "encoder_events": 8, "interaction_tokens": 2, "hidden": 16}
 CHECKPOINT_EVERY = 30
 TRAINING = {"batch_requests": 8, "checkpoint_every": CHECKPOINT_EVERY, "timeout": "60s"}
@@ -191,9 +191,12 @@ def _told(kill: Killed, began: Sequence[int]) -> dict[str, Any]:
 
 
 def _show(found: dict[str, Any]) -> None:
-    columns = ("victim", "moment", "in_save", "damage", "went_on_at")
-    kills = [[str(number), *(str(kill[name]) for name in columns)] for number, kill in enumerate(found["kills"], 1)]
-    show("kills", ["", "killed", "while", "in a save", "newest checkpoint", "went on at"], kills)
+    columns = ("victim", "moment", "damage", "went_on_at")
+    kills = [
+        [str(number), *(kill[name] for name in columns), "yes" if kill["in_save"] else "no"]
+        for number, kill in enumerate(found["kills"], 1)
+    ]
+    show("kills", ["", "killed", "while", "newest checkpoint", "went on at", "in a save"], kills)
     lost = found["lost_time"]
     ettr = f"ETTR {lost['measured_ettr']:.1%}, predicted {lost['predicted_ettr']:.1%} (Young, Daly)"
     of = f"M {lost['mtbf_s']:.1f} s, δ {lost['save_s']:.3f} s, τ {lost['interval_s']:.2f} s, R {lost['start_s']:.1f} s"

@@ -80,6 +80,7 @@ def test_the_largest_file_of_the_newest_checkpoint_is_damaged(tmp_path, how, siz
 
 @pytest.mark.distributed
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_training_killed_three_times_is_the_one_that_was_left_alone(tmp_path):
     found = torture(tmp_path / "torture", num_kills=3, seed=0, screen=Screen())
     assert [check for check in found["checks"] if not check["passed"]] == []
