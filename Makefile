@@ -4,7 +4,7 @@ GEMCUT := .venv/bin/gemcut
 PYTHON := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fix constraints clean
+.PHONY: help setup demo test check torture fix constraints clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ test: check ## everything that has to pass before a change lands
 
 check: setup ## format, lint, import contracts, types, tests; stops at the first kind that fails
 	@$(PYTHON) scripts/check.py
+
+torture: setup ## kill a training of two ranks twenty times: is it the one that was left alone? about ten minutes
+	@$(PYTHON) -m benchmarks.torture
 
 fix: setup ## write formatting, the lint fixes that are safe, and docs/project-file.md
 	@$(PYTHON) -m ruff check --fix --exit-zero --quiet .

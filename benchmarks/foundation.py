@@ -14,14 +14,9 @@ from benchmarks.rows import predictions_from
 from eval.artifacts import write_json
 from eval.predictions import Predictions, save_predictions
 from foundation.soft_labels import read_soft_labels
-from foundation.training.foundation_model import (
-    FROM_CUT,
-    LABELS,
-    FoundationJob,
-    checkpoint_at_cut,
-    run_identity,
-    train_foundation,
-)
+from foundation.training.foundation_model import checkpoint_at_cut, run_identity, train_foundation
+from foundation.training.job import FoundationJob
+from foundation.training.progressive import FROM_CUT, LABELS
 from transfer.label import LabelJob, label
 
 Progress = Callable[[float, str], None]

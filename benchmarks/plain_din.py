@@ -28,7 +28,8 @@ from foundation.data.reader import Reader
 from foundation.data.schema import Schema, ids_of, numbers_of
 from foundation.data.store import Store
 from foundation.soft_labels import read_soft_labels
-from foundation.training.foundation_model import FoundationJob, train_foundation
+from foundation.training.foundation_model import train_foundation
+from foundation.training.job import FoundationJob
 from foundation.training.labels import counted_labels
 from gemcut.project import load_project
 from gemcut.workspace import Workspace

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -160,6 +160,12 @@ class TrainingConfig(Section):
         ge=1,
         description="Scores are those of dense parameters averaged over about so many steps; of the newest if null.",
     )
+    accumulate: int = Field(
+        default=1,
+        ge=1,
+        le=4096,
+        description="Batches whose gradients make one step of the dense part; tables learn from each batch at once.",
+    )
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay.")
     gradient_clip: float = Field(default=1.0, gt=0, description="Largest norm of the dense gradient.")
     precision: Literal["float32", "bfloat16"] = Field(
@@ -173,13 +179,20 @@ class TrainingConfig(Section):
     )
     seed: int = Field(default=0, ge=0, le=2**63 - 1, description="Seed of the initial parameters.")
     threads: int = Field(default=1, ge=1, le=1024, description="Threads of one process for torch's operators.")
-    checkpoint_every: int = Field(default=500, ge=1, le=2**31 - 1, description="Steps between checkpoints.")
+    checkpoint_every: Annotated[int, Field(ge=1, le=2**31 - 1)] | Duration = Field(
+        default=500, description="Steps between checkpoints, or the time between them, such as `60s`."
+    )
     checkpoint_async: bool = Field(default=True, description="Write checkpoints while training goes on.")
     failures_every: Duration | None = Field(
         default=None,
         gt=timedelta(0),
         description="Mean time between failures, such as `8h`: checkpoints are then as far apart as loses the least "
         "time (Young and Daly), whatever `checkpoint_every` is.",
+    )
+    timeout: Duration = Field(
+        default=timedelta(minutes=10),
+        gt=timedelta(0),
+        description="How long a rank waits for the others before it gives them up, names who is missing, and ends.",
     )
     keep_checkpoints: int = Field(default=2, ge=1, le=2**31 - 1, description="Newest checkpoints that are kept.")
 

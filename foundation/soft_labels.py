@@ -144,11 +144,11 @@ class SoftLabelWriter:
         self.num_parts += 1
         self._rows.clear()
 
-    def rewind(self, num_parts: int) -> None:
-        """Go back to the first `num_parts` parts; later ones, of any rank, are of steps that will be made again.
+    def rewind(self, num_parts: int, *, first: int = 0) -> None:
+        """Go back to parts `first` to `num_parts`; others, of any rank, are of steps that will be made again.
 
         Raises:
-            MismatchError: one of the first parts of the first rank is gone.
+            MismatchError: one of these parts of the first rank is gone.
         """
         self.num_parts = num_parts
         self._rows.clear()
@@ -157,12 +157,12 @@ class SoftLabelWriter:
         (self.folder / MANIFEST_FILE).unlink(missing_ok=True)
         for path in self.folder.glob("*part*"):
             number = path.stem.rpartition("-")[2]
-            if not (path.match("part-*.parquet") and int(number) < num_parts):
+            if not (path.match("part-*.parquet") and first <= int(number) < num_parts):
                 path.unlink()
-        first = (self.folder / part_name(0, number) for number in range(num_parts))
+        kept = (self.folder / part_name(0, number) for number in range(first, num_parts))
         remedy = "Start again with `gemcut train --fresh`."
         if gone := [
-            Problem(str(path), "scores of the steps so far", "no file", remedy) for path in first if not path.is_file()
+            Problem(str(path), "scores of the steps so far", "no file", remedy) for path in kept if not path.is_file()
         ]:
             raise MismatchError(gone)
 
@@ -180,6 +180,40 @@ class SoftLabelWriter:
             files=files,
         )
         write_json(self.folder / MANIFEST_FILE, manifest.model_dump(mode="json"))
+
+
+def sort_parts(before: Path, after: Path, *, num_before: int, num_parts: int) -> None:
+    """Put the parts of a run on their side of a cut that may have moved, and drop those of steps to be made again.
+
+    Both folders count their parts together. A folder whose parts change is no store until it is published again.
+
+    Args:
+        before: folder of parts 0 to `num_before`.
+        after: folder of parts `num_before` to `num_parts`.
+    """
+    for folder, other in ((before, after), (after, before)):
+        for path in sorted(folder.glob("part-*.parquet")):
+            number = int(path.stem.rpartition("-")[2])
+            if number < num_parts and (number < num_before) == (folder == before):
+                continue
+            for changed in (folder, other):
+                (changed / MANIFEST_FILE).unlink(missing_ok=True)
+            if number < num_parts:
+                other.mkdir(parents=True, exist_ok=True)
+                path.replace(other / path.name)
+            else:
+                path.unlink()
+
+
+def restamp_soft_labels(folder: Path, *, teacher: Teacher, data_fingerprint: str, schema_digest: str) -> None:
+    """Say of a store that it is of other data too: of a log that begins with all that its teacher has read."""
+    if not (folder / MANIFEST_FILE).is_file():
+        return
+    stamps = {"teacher": teacher, "data_fingerprint": data_fingerprint, "schema_digest": schema_digest}
+    manifest = _read_manifest(folder, TRAIN_REMEDY)
+    changed = manifest.model_copy(update=stamps)
+    if changed != manifest:
+        write_json(folder / MANIFEST_FILE, changed.model_dump(mode="json"))
 
 
 def part_name(rank: int, number: int) -> str:

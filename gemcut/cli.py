@@ -1,6 +1,6 @@
 """The command line: arguments of each command, and exit codes.
 
-0; 1 (FAIL); 2 (INVALID); 3 (a user's mistake); 75 (asked to leave by SIGTERM, all is saved); 130 (Ctrl-C).
+0; 1 (FAIL, or it broke); 2 (INVALID); 3 (a user's mistake); 75 (asked to leave by SIGTERM, all is saved); 130 (Ctrl-C).
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import typer
 
 from foundation.training.preemption import Preempted
 from gemcut.console import Screen
+from gemcut.failed import tell_failure
 from gemcut.project import LoadedProject, load_project
-from serving.errors import Problem, ProjectError, UserError
+from serving.errors import Problem, ProjectError
 
 USAGE = 3
 INTERRUPTED = 130
@@ -73,13 +74,10 @@ def main() -> None:
     screen = Screen("--json" in sys.argv)
     try:
         code = app(standalone_mode=False)  # an int where a command asked for an exit code or for its help
-    except UserError as error:
-        screen.problems(error)
-        sys.exit(USAGE)
     except typer.TyperException as error:
         if text := error.format_message():  # none where no command was named: then the help is on the screen
             expected = NAMES if text.startswith("No such") else VALUES
-            screen.problems(ProjectError(Problem("command line", expected, text, HELP)))
+            tell_failure(ProjectError(Problem("command line", expected, text, HELP)), screen)
         sys.exit(USAGE)
     except Preempted as stop:
         screen.say(f"Stopped by SIGTERM: all that was learned is saved at step {stop.step:,}.")
@@ -87,6 +85,11 @@ def main() -> None:
         sys.exit(stop.code)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
+    except Exception as error:
+        told = tell_failure(error, screen)
+        if told is None:
+            raise
+        sys.exit(told)
     sys.exit(code)
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from foundation.parallel.failures import PeerError
 from serving.errors import UserError
 
 Tell = Callable[[float, str], None]
@@ -52,8 +53,8 @@ class Screen:
                 orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS).decode() + "\n"
             )
 
-    def problems(self, error: UserError) -> None:
-        """Every problem of a user's mistake, readable, without a stack trace."""
+    def problems(self, error: UserError | PeerError) -> None:
+        """Every problem of a user's mistake, or of a rank that had to give up, readable, without a stack trace."""
         number = len(error.problems)
         self.people.print(f"[bold red]{number} problem{'s' if number > 1 else ''}[/bold red]")
         for problem in error.problems:

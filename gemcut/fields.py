@@ -85,4 +85,4 @@ def _is_type_name(annotation: Any, step: str | int) -> bool:
     """True for the "int" in `(…, "values", 0, "int")`: the member of a union of plain types that was tried."""
     plain = [kind.__name__ for kind in alternatives(annotation) if kind in (int, str, float, bool, timedelta)]
     said = ("literal[",) * bool(choices(annotation)) + ("function-before[",) * (timedelta in alternatives(annotation))
-    return step in plain or str(step).startswith(said)
+    return str(step).removeprefix("constrained-") in plain or str(step).startswith(said)

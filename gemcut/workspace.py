@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gemcut.project import LoadedProject
 
 if TYPE_CHECKING:
-    from foundation.training.foundation_model import FoundationJob
+    from foundation.training.job import FoundationJob
     from transfer.distill import Arm, StudentJob
 
 
@@ -81,7 +81,7 @@ class Workspace:
 
     def foundation_job(self, until_us: int | None = None) -> FoundationJob:
         """The training of the foundation model, to the cut or on to a later time."""
-        from foundation.training.foundation_model import FoundationJob
+        from foundation.training.job import FoundationJob
 
         project = self.loaded.project
         return FoundationJob(

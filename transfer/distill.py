@@ -107,12 +107,13 @@ def train_student(job: StudentJob, progress: Progress | None = None) -> StudentR
     recorder = LossRecorder()
     with joined_world(job.threads) as world:
         trainer = build_student(job, world, store)
-        digests = {"schema_digest": job.schema.schema_digest(), "data_fingerprint": store.fingerprint}
         policy = CheckpointPolicy(
             folder=job.folder / "checkpoints",
-            every_steps=CHECKPOINT_STEPS,
+            every=CHECKPOINT_STEPS,
             keep=1,
-            identity=Identity(run=identity, **digests),
+            identity=Identity(
+                run=identity, schema_digest=job.schema.schema_digest(), data_fingerprint=store.fingerprint
+            ),
         )
         loss_of = _loss(job, soft_labels, recorder)
         with _visits(job, store, world) as visits:

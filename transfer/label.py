@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,15 @@ from foundation.data.store import Store, moment_of
 from foundation.model.inputs import to_tensors
 from foundation.parallel.world import joined_world
 from foundation.soft_labels import SoftLabelWriter, Teacher
-from foundation.training.checkpoint import check_identity, list_checkpoints, load_checkpoint, read_manifest
-from foundation.training.foundation_model import FoundationJob, build_trainer, checkpoint_at_cut, run_identity
+from foundation.training.checkpoint import (
+    check_identity,
+    list_checkpoints,
+    load_checkpoint,
+    read_manifest,
+    read_state,
+)
+from foundation.training.foundation_model import build_trainer, check_cut, checkpoint_at_cut, run_identity, visits_of
+from foundation.training.job import FoundationJob
 from foundation.training.stream import Progress
 from serving.errors import MismatchError, Problem
 
@@ -49,10 +56,16 @@ def label(job: LabelJob, progress: Progress | None = None) -> int:
     foundation = job.foundation
     store = Store.open(foundation.store, foundation.schema, verify=True)
     checkpoint = frozen_checkpoint(foundation, store.fingerprint)
+    manifest, identity = read_manifest(checkpoint), run_identity(foundation, store.fingerprint)
+    growth = check_identity(checkpoint, manifest, identity, grown=foundation.schema)
     _refuse_seen_rows(job)
     with joined_world(foundation.config.training.threads) as world:
         trainer = build_trainer(foundation, world, store)
-        learned_to = load_checkpoint(checkpoint, tensors=trainer.tensors())["recorder"]["learned_to"]
+        state = read_state(checkpoint)
+        with visits_of(replace(foundation, until_us=foundation.cut), store, world) as visits:
+            visits.load_state_dict(state["visits"])  # refuses a log that does not begin with what was learned
+        load_checkpoint(checkpoint, tensors=trainer.tensors(), growth=growth)
+        learned_to = state["recorder"]["learned_to"]
         positions = store.select(surfaces=job.surfaces, start=job.from_us)
         objectives = tuple(foundation.schema.objectives)
         num_rows = 0
@@ -72,9 +85,8 @@ def label(job: LabelJob, progress: Progress | None = None) -> int:
                     progress(step / total, f"{num_rows:,} rows")
             writer.flush()
             dist.barrier()
-            manifest = read_manifest(checkpoint)
             writer.publish(
-                teacher=Teacher(run=manifest.identity.run, checkpoint=manifest.digest),
+                teacher=Teacher(run=identity.run, checkpoint=manifest.digest),
                 data_fingerprint=store.fingerprint,
                 schema_digest=foundation.schema.schema_digest(),
             )
@@ -100,7 +112,8 @@ def frozen_checkpoint(foundation: FoundationJob, data_fingerprint: str) -> Path:
     at_cut = checkpoint_at_cut(foundation)
     chosen = at_cut or made[-1]
     manifest = read_manifest(chosen)
-    check_identity(chosen, manifest, run_identity(foundation, data_fingerprint))
+    check_cut(foundation)
+    check_identity(chosen, manifest, run_identity(foundation, data_fingerprint), grown=foundation.schema)
     if at_cut is None:
         expected = f"the model at the training cut, {moment_of(foundation.cut)}, with nothing before it left to learn"
         got = f"training has stopped at step {manifest.step}, before the cut"

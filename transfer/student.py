@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from foundation.data.schema import Schema, ids_of, numbers_of
 from foundation.model.conditional import Products, compose, products_of
-from foundation.model.embedding import TableModel, TokenEmbedding
+from foundation.model.embedding import LookedUp, TableModel, TokenEmbedding
 from foundation.model.inputs import RequestTensors
 from foundation.model.match import NUM_SIGNALS
 from transfer.config import StudentConfig
@@ -111,10 +111,9 @@ class Student(TableModel):
                 last = config.hidden[-1]
                 self.auxiliary = nn.Sequential(nn.Linear(last, last), nn.ReLU(), nn.Linear(last, len(objectives)))
 
-    def forward(
-        self, batch: RequestTensors, read: RequestTensors, tokens: dict[str, Tensor]
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, inputs: LookedUp) -> tuple[Tensor, Tensor | None]:
         """(serving logits [C, K], auxiliary logits [C, K] or None for a twin)."""
+        batch, tokens = inputs.batch, inputs.tokens
         owner = batch.request_of_candidate
         user = torch.cat([*self._request_parts(tokens, batch), batch.numbers], dim=1)
         candidate = torch.cat(

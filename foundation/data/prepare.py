@@ -20,12 +20,13 @@ import orjson
 from eval.artifacts import MANIFEST_FILE, disk_errors, verify_files, write_file, write_json
 from foundation.data.checks import duplicate_problems, row_problems
 from foundation.data.parts import check_row_ids, write_parts
+from foundation.data.past_sums import write_past
 from foundation.data.schema import Schema
 from foundation.data.sources import Source, read_sources
 from foundation.data.sql import connect
 from foundation.data.staging import Staging, stage_events, stage_items, stage_requests, stage_users
 from foundation.data.statistics import write_statistics
-from foundation.data.store import StoreManifest, content_digest, read_manifest, statistic_digests, summarise
+from foundation.data.store import PAST_FILE, StoreManifest, content_digest, read_manifest, statistic_digests, summarise
 from serving.errors import DataError, Problem, UserError
 
 Progress = Callable[[float, str], None]
@@ -73,6 +74,9 @@ def prepare(
         else:
             _make(schema, sources, partial, memory=memory, threads=threads, say=say)
         _make_statistics(schema, partial, memory=memory, threads=threads, say=say)
+        say(0.9, "past")
+        write_past(schema, partial / "store", scratch=partial / "scratch")
+        say(0.95, "checksums")
         manifest = _sealed(schema, partial / "store", inputs)
         _publish(partial / "store", target)
     shutil.rmtree(partial, ignore_errors=True)
@@ -115,15 +119,17 @@ def _make(
 def _make_statistics(schema: Schema, partial: Path, *, memory: str, threads: int, say: Progress) -> None:
     with connect(memory=memory, threads=threads, temporary=partial / "spill") as connection:
         for done in write_statistics(schema, partial / "store", staged=partial / "staged", connection=connection):
-            say(0.8 + 0.15 * done, "statistics")
-    say(0.95, "checksums")
+            say(0.8 + 0.1 * done, "statistics")
 
 
 def _link_all_but_statistics(made: Path, store: Path) -> None:
-    """Take the files of a store that is right but for its statistics: they never change, so they need no copy."""
+    """Take the files of a store that is right but for its statistics, and what is summed up of them.
+
+    They never change, so they need no copy.
+    """
     for name in read_manifest(made).files:
         target = store / name
-        if not name.startswith("statistics/") and not target.exists():
+        if not name.startswith("statistics/") and name != PAST_FILE and not target.exists():
             try:
                 os.link(made / name, target)
             except OSError:  # a file system without links

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self, TypedDict
 
@@ -13,6 +13,7 @@ from foundation.data.batch import History, Int64Array, RequestBatch
 from foundation.data.blocks import Block, BlockReader, EventReader
 from foundation.data.deal import deal, work_of
 from foundation.data.history import as_of
+from foundation.data.past import Past, check_past, past_of
 from foundation.data.prefetch import prefetched
 from foundation.data.schema import Schema
 from foundation.data.store import Store
@@ -24,11 +25,13 @@ class ReaderState(TypedDict):
 
     Attributes:
         next: place in the selection of the first request that no rank has been given yet.
-        digest: sha256 of the store and of the positions before `next`: it holds for every selection that begins so.
+        digest: sha256 of the positions before `next`: it holds for every selection that begins so.
+        past: what the store held to there: it holds for every store that begins so.
     """
 
     next: int
     digest: str
+    past: Past
 
 
 class _Step(NamedTuple):
@@ -82,6 +85,7 @@ class Reader:
         self._events = {log: EventReader(store, schema, log) for log in schema.data.events}
         self._limits, self._prefetch = limits, prefetch
         self._store, self._next = store, 0
+        self._objectives = tuple(schema.objectives)
         self._running: Generator[tuple[_Step, RequestBatch], None, None] | None = None
 
     def __len__(self) -> int:
@@ -122,23 +126,31 @@ class Reader:
         """Batches that are left from a place on; the same on every rank."""
         return -(-(len(self._positions) - place) // self._batch_requests)
 
-    def state_dict(self, place: int | None = None) -> ReaderState:
-        """Where the reader is: after the batches it has yielded, whatever was made ahead; or was, at a place."""
+    def state_dict(self, place: int | None = None, *, learned: Sequence[str] | None = None) -> ReaderState:
+        """Where the reader is: after the batches it has yielded, whatever was made ahead; or was, at a place.
+
+        Args:
+            place: see `place`; where the reader is if absent.
+            learned: objectives whose labels count as read; those of others may still come. All if absent.
+        """
         read = self._next if place is None else place
-        return {"next": read, "digest": self._digest(read)}
+        num_past = int(self._positions[read - 1]) + 1 if read else 0
+        past = past_of(self._store, num_past, labels=self._objectives if learned is None else learned)
+        return {"next": read, "digest": self._digest(read), "past": past}
 
     def load_state_dict(self, state: ReaderState) -> None:
         """Go to where a reader of a selection that began like this one was, with this reader's ranks and batch size.
 
-        What had been read then must be the beginning of this selection; what follows may differ, as where a period
-        ends later.
+        What had been read then must be the beginning of this selection, and of this store; what follows may differ, as
+        where a period ends later, or days were added to the log.
 
         Raises:
-            MismatchError: the state is of another store, or what was read is not how this selection begins.
+            MismatchError: the store does not begin with what was read, or the selection does not.
         """
+        check_past(state["past"], self._store)
         if not 0 <= state["next"] <= len(self._positions) or state["digest"] != self._digest(state["next"]):
             expected = f"a place in this selection of {len(self._positions):,} requests"
-            got = f"request {state['next']:,} of another selection or store, {state['digest'][:12]}"
+            got = f"request {state['next']:,} of another selection, {state['digest'][:12]}"
             remedy = "Go on with the store and the split that the checkpoint was made with, or start afresh."
             raise MismatchError(Problem("checkpoint: reader", expected, got, remedy))
         self.close()
@@ -155,8 +167,7 @@ class Reader:
         assert ends[1] < max(store.manifest.num_requests, 1), f"position {ends[1]} of {store.manifest.num_requests}"
 
     def _digest(self, num_read: int) -> str:
-        read = self._positions[:num_read].astype("<i8").tobytes()
-        return hashlib.sha256(self._store.fingerprint.encode() + read).hexdigest()
+        return hashlib.sha256(self._positions[:num_read].astype("<i8").tobytes()).hexdigest()
 
     def _steps(self, start: int) -> Iterator[_Step]:
         """Every batch from a place in the selection on; each rank makes the same deal and takes its share."""

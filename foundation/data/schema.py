@@ -355,10 +355,11 @@ class Schema(Section):
     def schema_digest(self) -> str:
         """sha256 of the canonical JSON of these sections: two projects with the same digest read data alike.
 
-        File paths do not count.
+        File paths do not count; the order of objectives, statistics and logs does, as it is that of a model's columns.
         """
         content = self.model_dump(mode="json", include=set(Schema.model_fields))
         data = content["data"]
+        content["order"] = [list(names) for names in (content["objectives"], content["statistics"], data["events"])]
         for table in (data["impressions"], data["items"], data["users"], *data["events"].values()):
             if table:
                 del table["files"]

@@ -30,7 +30,8 @@ from foundation.data.sources import declared_tables
 from foundation.data.verified import verify_once
 from serving.errors import DataError, MismatchError, Problem
 
-LAYOUT = 1
+LAYOUT = 2
+PAST_FILE = "past.arrow"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 AGAIN = "Run `gemcut prepare` again."
 
@@ -244,6 +245,13 @@ class Store:
         """[R] int64: candidates of each request."""
         lists = self._read("candidates")["candidates"]
         return np.concatenate([np.diff(as_numpy(piece.offsets)) for piece in lists.chunks]).astype(np.int64)
+
+    @cached_property
+    def past(self) -> dict[str, Int64Array]:
+        """Running sums of what each request could know, [R] int64 by column of `past.arrow`, memory-mapped."""
+        with whole_file(self.folder / PAST_FILE):
+            table = map_columns(self.folder / PAST_FILE)
+            return {name: table[name].to_numpy() for name in table.schema.names}
 
     @cached_property
     def _times_and_surfaces(self) -> tuple[Int64Array, NDArray[np.int32]]:

@@ -24,7 +24,8 @@ from foundation.efficiency.timing import Measured, interleaved, speedup
 from foundation.model.embedding import TableModel
 from foundation.model.inputs import to_tensors
 from foundation.parallel.world import World, joined_world
-from foundation.training.foundation_model import FoundationJob, build_trainer
+from foundation.training.foundation_model import build_trainer
+from foundation.training.job import FoundationJob
 from foundation.training.labels import settled_labels
 from foundation.training.loss import masked_cross_entropy
 from foundation.training.trainer import Trainer

@@ -10,7 +10,7 @@ from foundation.data.reader import Reader
 from foundation.data.store import Store
 from foundation.efficiency.flops import FORWARD_AND_BACKWARD, counting_model, estimated_useful_flops
 from foundation.efficiency.peak import matmul_peak
-from foundation.training.foundation_model import FoundationJob
+from foundation.training.job import FoundationJob
 from foundation.training.stream import StreamReport
 
 COUNTED_REQUESTS = 16

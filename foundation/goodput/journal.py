@@ -79,48 +79,63 @@ class Journal:
         path: of JSON lines; made with its folder.
         clock: seconds since 1970 UTC.
         started_s: when the process was made, by that clock.
+
+    Attributes:
+        place: where the process is now, for people.
+        moves: how often that has changed; ranks that are as far have as many.
+        has_begun: whether the start is over.
     """
 
     path: Path | None
     clock: Callable[[], float] = time.time
     started_s: float = field(default_factory=process_started_s)
     phases: dict[str, float] = field(default_factory=dict, init=False)
-    _has_begun: bool = field(default=False, init=False)
+    place: str = field(default="starting", init=False)
+    moves: int = field(default=0, init=False)
+    has_begun: bool = field(default=False, init=False)
     _wait_s: float = field(default=0.0, init=False)
     _told_s: float = field(default=0.0, init=False)
 
     def phase(self, name: str) -> None:
         """A part of the start is over: it took what has gone by since the one before, or since the process was made."""
-        if not self._has_begun:
+        if not self.has_begun:
             self.phases[name] = self.clock() - self.started_s - sum(self.phases.values())
+            self._move(f"starting, after: {name}")
 
     def arrived(self, step: int, waited_s: float, *, world_size: int) -> None:
         """A batch is there that the model waited for; the first one ends the start, and training has `Began`."""
-        if self._has_begun:
+        if self.has_begun:
+            self._move(f"step {step + 1:,}, learning")
             self._wait_s += waited_s
             return
         self.phase("first batch")
-        self._has_begun, started = True, self.started_s
+        self._move(f"step {step + 1:,}, learning")
+        self.has_begun, started = True, self.started_s
         self._append(
             Began(time_s=self.clock(), step=step, started_s=started, world_size=world_size, phases=self.phases)
         )
 
     def alive(self, step: int) -> None:
         """See `Alive`; at most one in `ALIVE_EVERY_S` is written."""
+        self._move(f"after step {step:,}")
         if self.clock() - self._told_s >= ALIVE_EVERY_S:
             self._append(Alive(time_s=self.clock(), step=step, wait_s=self._wait_s))
 
     def saved(self, step: int, *, stall_s: float) -> None:
         """See `Saved`."""
+        self._move(f"after step {step:,}, saved")
         self._append(Saved(time_s=self.clock(), step=step, stall_s=stall_s))
 
     def ended(self, step: int, *, how: Literal["finished", "preempted"]) -> None:
         """See `Ended`."""
         self._append(Ended(time_s=self.clock(), step=step, how=how, wait_s=self._wait_s))
 
+    def _move(self, place: str) -> None:
+        self.place, self.moves = place, self.moves + 1
+
     def _append(self, event: _Event) -> None:
         self._told_s = event.time_s
-        if self.path is None or not self._has_begun:
+        if self.path is None or not self.has_begun:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:

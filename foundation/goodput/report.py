@@ -13,6 +13,8 @@ from foundation.goodput.journal import Alive, Began, Ended, Event, Saved
 class Goodput:
     """Seconds of a job from its first process's start to its last sign of life; the parts add up to `wall_s`.
 
+    Between an end and the start of a process that goes on with more, as on the next day, there is no job.
+
     Attributes:
         num_attempts: processes that took up the job (of several ranks, the first one's).
         startup_s: from a process's start to its first step; `startup_phases_s` are those of the last attempt.
@@ -58,6 +60,10 @@ class _Attempt:
     last: Event
 
     @property
+    def has_finished(self) -> bool:
+        return isinstance(self.last, Ended) and self.last.how == "finished"
+
+    @property
     def wait_s(self) -> float:
         waits = [event.wait_s for event in self.kept if isinstance(event, Alive | Ended)]
         return max(waits, default=0.0)
@@ -80,12 +86,14 @@ def goodput_of(events: Sequence[Event]) -> Goodput | None:
     attempts = _attempts(events)
     if not attempts:
         return None
-    wall = attempts[-1].last.time_s - attempts[0].began.started_s
+    gaps = [(before, after.began.started_s - before.last.time_s) for before, after in pairwise(attempts)]
+    down = sum(gap for before, gap in gaps if not before.has_finished)
+    between_jobs = sum(gap for _, gap in gaps) - down
+    wall = attempts[-1].last.time_s - attempts[0].began.started_s - between_jobs
     startup = sum(attempt.began.time_s - attempt.began.started_s for attempt in attempts)
     wait = sum(attempt.wait_s for attempt in attempts)
     stall = sum(attempt.stall_s for attempt in attempts)
     redone = sum(attempt.redone_s for attempt in attempts)
-    down = sum(after.began.started_s - before.last.time_s for before, after in pairwise(attempts))
     productive = wall - startup - wait - stall - redone - down
     return Goodput(
         num_attempts=len(attempts),

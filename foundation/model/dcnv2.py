@@ -11,7 +11,7 @@ from torch.nn import functional
 from foundation.config import ModelConfig
 from foundation.data.schema import Schema, ids_of, numbers_of
 from foundation.model.cross import CrossNetwork
-from foundation.model.embedding import TableModel, TokenEmbedding
+from foundation.model.embedding import LookedUp, TableModel, TokenEmbedding
 from foundation.model.heads import SurfaceObjectiveHeads
 from foundation.model.inputs import RequestTensors
 from foundation.model.split import SplitLinear
@@ -50,8 +50,9 @@ class Dcnv2Model(TableModel):
         """See `TableModel`."""
         return [self.cross, self.first, self.second]
 
-    def forward(self, batch: RequestTensors, read: RequestTensors, tokens: dict[str, Tensor]) -> Tensor:
+    def forward(self, inputs: LookedUp) -> Tensor:
         """[C, K] logits; NaN where the (surface, objective) pair does not exist."""
+        batch, tokens = inputs.batch, inputs.tokens
         owner = batch.request_of_candidate
         requests = torch.cat([*(tokens[key] for key in self.request_keys), batch.numbers], dim=1)
         candidates = torch.cat([*(tokens[key] for key in self.candidate_keys), batch.candidate_numbers], dim=1)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from foundation.config import ModelConfig
 from foundation.data.schema import Schema, ids_of, numbers_of
-from foundation.model.embedding import TableModel, TokenEmbedding
+from foundation.model.embedding import LookedUp, TableModel, TokenEmbedding
 from foundation.model.heads import SurfaceObjectiveHeads
 from foundation.model.history import restricted
 from foundation.model.inputs import HistoryTensors, RequestTensors
@@ -116,12 +116,13 @@ class DinModel(TableModel):
         """See `TableModel`."""
         return [*self.interests.values(), self.first, self.second]
 
-    def forward(self, batch: RequestTensors, read: RequestTensors, tokens: dict[str, Tensor]) -> Tensor:
+    def forward(self, inputs: LookedUp) -> Tensor:
         """[C, K] logits; NaN where the (surface, objective) pair does not exist."""
+        batch, tokens = inputs.batch, inputs.tokens
         owner = batch.request_of_candidate
         items = torch.cat([tokens[key] for key in self.item_keys], dim=1)
         parts = [tokens[key] for key in self.candidate_keys] + [batch.candidate_numbers]
-        for log, history in read.histories.items():
+        for log, history in inputs.read.histories.items():
             buckets = bucket_by_length(history.offsets, batch.candidate_offsets)
             parts.append(self._interest(log)(items, tokens, history, buckets))
         requests = torch.cat([*(tokens[key] for key in self.request_keys), batch.numbers], dim=1)

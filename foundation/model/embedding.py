@@ -60,7 +60,7 @@ class TokenEmbedding(nn.Module):
         )
 
     def start(self, batch: RequestTensors) -> Lookup:
-        """Send a batch's ids out. It reads no parameter, so other work, a learning step too, may come before the rows."""
+        """Send a batch's ids out; it reads no parameter, so a learning step may come before the rows are asked for."""
         ids = keyed_ids(batch, self.keys)
         if not isinstance(self.collection, ShardedModule):
             return Lookup(ids)
@@ -76,6 +76,20 @@ class TokenEmbedding(nn.Module):
             sharded = cast("ShardedModule[Any, Any, Any, Any]", self.collection)
             jagged = sharded.compute_and_output_dist(lookup.context, lookup.arriving.wait())
         return {key: jagged[key].values() for key, _ in self.keys}
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """A batch and the rows of its ids.
+
+    Attributes:
+        read: the batch with the histories that were looked up.
+        tokens: embeddings by feature key, of `read`.
+    """
+
+    batch: RequestTensors
+    read: RequestTensors
+    tokens: dict[str, Tensor]
 
 
 class TableModel(nn.Module):
@@ -96,6 +110,6 @@ class TableModel(nn.Module):
         return []
 
     def of_batch(self, batch: RequestTensors) -> Any:
-        """Both parts: look up, then what `forward(batch, read, tokens)` makes of it."""
+        """Both parts: look up, then what `forward` makes of the `LookedUp`."""
         read = self.read(batch)
-        return self(batch, read, self.embedding(self.embedding.start(read)))
+        return self(LookedUp(batch, read, self.embedding(self.embedding.start(read))))

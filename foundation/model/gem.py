@@ -23,7 +23,7 @@ from foundation.config import ModelConfig
 from foundation.data.schema import SURFACE, Schema, ids_of, numbers_of
 from foundation.kernels.activation import Pointwise
 from foundation.model.cross import CrossNetwork
-from foundation.model.embedding import TableModel, TokenEmbedding
+from foundation.model.embedding import LookedUp, TableModel, TokenEmbedding
 from foundation.model.gates import SurfaceExperts, SurfaceGate
 from foundation.model.gdpa import pointwise
 from foundation.model.heads import SurfaceObjectiveHeads
@@ -75,9 +75,10 @@ class GemModel(TableModel):
             batch, histories={log: restricted(batch.histories[log], self.encoder_events) for log in self.logs}
         )
 
-    def forward(self, batch: RequestTensors, read: RequestTensors, tokens: dict[str, Tensor]) -> Tensor:
+    def forward(self, inputs: LookedUp) -> Tensor:
         """[C, K] logits; NaN where the (surface, objective) pair does not exist."""
-        hidden = self.candidate(tokens, batch, self.request(tokens, batch, read.histories))
+        batch, tokens = inputs.batch, inputs.tokens
+        hidden = self.candidate(tokens, batch, self.request(tokens, batch, inputs.read.histories))
         return self.heads(hidden, batch.surfaces[batch.request_of_candidate])
 
     def blocks(self) -> list[nn.Module]:

@@ -105,24 +105,22 @@ class StepTime:
 def step_time(workload: Workload, cluster: Cluster, num_ranks: int) -> StepTime:
     """Seconds of a step in groups of N, of the slowest rank.
 
-    Computation: FLOPs over peak times MFU; a looked-up row is read once a forward pass, then read and written. The
+    Computation: FLOPs over peak times MFU; a row is read once for all forward passes, then read and written. The
     busiest rank answers `imbalance` times the mean, and everyone waits for it.
     """
     requests, busiest = workload.requests / cluster.gpus, workload.imbalance(num_ranks)
     hardware, assumed = cluster.hardware, cluster.assumptions
     sent, peers = sparse_traffic(workload, requests, num_ranks), cluster.sharding_group(num_ranks)
-    passes = workload.forward_passes
-    collectives = ((sent.splits, passes), (sent.lengths, passes), (sent.ids * busiest, passes))
-    collectives += ((sent.embeddings * busiest, passes), (sent.gradients * busiest, 1))
+    collectives = (sent.splits, sent.lengths, sent.ids * busiest, sent.embeddings * busiest, sent.gradients * busiest)
     shards, copies = cluster.dense_shards, cluster.dense_replicas
     gather = cluster.gather_s(workload.dense_bytes, shards)
     whole = workload.shard_bytes(num_ranks) + workload.state_bytes(num_ranks)
-    moved = requests * busiest * workload.embedding_bytes * (passes + UPDATE_PASSES)
+    moved = requests * busiest * workload.embedding_bytes * (1 + UPDATE_PASSES)
     return StepTime(
         compute=requests * workload.flops_per_request / (hardware.peak_flops_per_s[workload.precision] * assumed.mfu),
         lookup=moved / hardware.memory_bytes_per_s,
-        all_to_all=sum(number * cluster.all_to_all_s(total / number, peers) for total, number in collectives),
-        dense=(passes + 2) * gather + cluster.all_reduce_s(workload.dense_bytes / shards.size, copies),
+        all_to_all=sum(cluster.all_to_all_s(total, peers) for total in collectives),
+        dense=(workload.forward_passes + 2) * gather + cluster.all_reduce_s(workload.dense_bytes / shards.size, copies),
         replicas=cluster.all_reduce_s(whole, cluster.replicas(num_ranks)),
         overlap=assumed.overlap,
     )

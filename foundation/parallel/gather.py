@@ -18,12 +18,19 @@ def full_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: _whole(value) for name, value in model.state_dict().items()}
 
 
-def own_copy(value: Tensor | ShardedTensor) -> Tensor | ShardedTensor:
-    """In memory of its own, on the CPU, sharded as before; torch's own stager does not know TorchRec's tensors."""
-    if not isinstance(value, ShardedTensor):
-        return value.detach().to("cpu", copy=True)
-    with _of_sharded_tensors():
-        return copy.deepcopy(value).cpu()
+def own_copy(value: Tensor | ShardedTensor, into: Tensor | None = None) -> Tensor | ShardedTensor:
+    """In memory of its own, on the CPU, sharded as before; torch's own stager does not know TorchRec's tensors.
+
+    `into` is an earlier copy of the same tensor, which is changed: new memory takes many times as long as the copying.
+    """
+    with torch.no_grad(), _of_sharded_tensors():
+        if isinstance(value, ShardedTensor):
+            if not isinstance(into, ShardedTensor):
+                return copy.deepcopy(value).cpu()
+            for own, other in zip(into.local_shards(), value.local_shards(), strict=True):
+                own.tensor.copy_(other.tensor)
+            return into
+        return value.detach().to("cpu", copy=True) if into is None else into.copy_(value)
 
 
 def _whole(value: Tensor | ShardedTensor) -> Tensor:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from torch import nn
-from torch.distributed.remote_device import _remote_device
 from torchrec import EmbeddingCollection
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
@@ -110,7 +109,8 @@ def move_to_group(plan: ShardingPlan, group: int, num_groups: int, *, device_typ
             spec = placement.sharding_spec
             assert isinstance(spec, EnumerableShardingSpec), "of every kind that a plan can have"
             for shard, rank in zip(spec.shards, placement.ranks, strict=True):
-                shard.placement = _remote_device(f"rank:{rank}/{device_type}")
+                assert shard.placement is not None, "a plan says where"
+                shard.placement = type(shard.placement)(f"rank:{rank}/{device_type}")
 
 
 def sharder(optimizer: dict[str, Any] | None = None) -> ModuleSharder[nn.Module]:

@@ -71,7 +71,7 @@ class ShardedModel:
     """A model that is spread over the ranks.
 
     Attributes:
-        parallel: what is called for the dense part, `parallel(batch, read, tokens)`; it has all parameters.
+        parallel: what is called for the dense part, with a `LookedUp`; it has all parameters.
         model: the same without what spreads it, to look rows up with.
         plan: where each table is.
         table_rate_scale: see `TableOptimizer.scale`.
@@ -198,9 +198,8 @@ def _average_over(groups: Meshes, parallel: DistributedModelParallel) -> Callabl
     tensors: list[Tensor] = [place.tensor for place in local_shards(values)]
 
     def average() -> None:
-        works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
-        for work, tensor in zip(works, tensors, strict=True):
-            work.wait()
+        for tensor in tensors:
+            dist.all_reduce(tensor, group=group)
             tensor.div_(copies)
 
     return average

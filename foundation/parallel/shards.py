@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.tensor import DTensor
@@ -39,8 +38,7 @@ def local_shards(values: Mapping[str, Any]) -> Iterator[Shard]:
         if isinstance(value, ShardedTensor):
             for found in value.local_shards():
                 yield Shard(name, found.tensor, tuple(found.metadata.shard_offsets), tuple(value.metadata().size))
-        elif isinstance(value, DTensor) and isinstance(value.to_local(), LocalShardsWrapper):
-            parts = value.to_local()
+        elif isinstance(value, DTensor) and isinstance(parts := value.to_local(), LocalShardsWrapper):
             for tensor, offsets in zip(parts.local_shards(), parts.local_offsets(), strict=True):
                 yield Shard(name, tensor, tuple(offsets), tuple(value.shape))
 

@@ -173,13 +173,13 @@ def sparse_traffic(workload: Workload, requests: float, num_ranks: int) -> Spars
     `dist_data.py`): rows are not summed before they are sent, so there is no reduce-scatter, and an id that is asked
     for twice is sent twice. Checked against the bytes that gloo ranks send.
     """
-    passes, peers = workload.forward_passes, num_ranks - 1
+    peers = num_ranks - 1
     elsewhere = peers / num_ranks
     return SparseTraffic(
-        splits=passes * SPLITS * ID_BYTES * peers,
-        lengths=passes * workload.num_features * requests * ID_BYTES * peers,
-        ids=passes * workload.lookups * requests * ID_BYTES * elsewhere,
-        embeddings=passes * workload.embedding_bytes * requests * elsewhere,
+        splits=SPLITS * ID_BYTES * peers,
+        lengths=workload.num_features * requests * ID_BYTES * peers,
+        ids=workload.lookups * requests * ID_BYTES * elsewhere,
+        embeddings=workload.embedding_bytes * requests * elsewhere,
         gradients=workload.embedding_bytes * requests * elsewhere,
     )
 

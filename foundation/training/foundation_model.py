@@ -10,68 +10,47 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from eval.artifacts import write_json
-from eval.progressive import Stream, StreamMetrics
-from foundation.config import FoundationConfig
-from foundation.data.batch import Float32Array, RequestBatch
-from foundation.data.schema import Schema
-from foundation.data.store import Store
+from eval.progressive import StreamMetrics
+from foundation.data.store import Store, moment_of
 from foundation.goodput.journal import Journal
+from foundation.goodput.ranks import RankMeasures, RankMeter
 from foundation.model.heads import SurfaceObjectiveHeads
 from foundation.model.numbers import NumberEncoding
 from foundation.model.recipes import RECIPES
 from foundation.parallel.reduce import of_all_ranks
+from foundation.parallel.watch import watched
 from foundation.parallel.world import World, joined_world
-from foundation.soft_labels import NOTHING_LEARNED, SoftLabelWriter, Teacher
-from foundation.training.checkpoint import Identity, is_finished, list_checkpoints, read_state
-from foundation.training.labels import counted_labels
+from foundation.soft_labels import Teacher, restamp_soft_labels
+from foundation.training.checkpoint import (
+    Identity,
+    check_identity,
+    is_finished,
+    list_checkpoints,
+    read_manifest,
+    read_state,
+)
+from foundation.training.job import FoundationJob
+from foundation.training.lineage import Growth, lineage_of
 from foundation.training.loss import masked_cross_entropy
 from foundation.training.preemption import Preempted
 from foundation.training.prior import first_log_odds, number_sample
+from foundation.training.progressive import BEFORE_CUT, FROM_CUT, LABELS, ProgressiveRecorder
 from foundation.training.rates import constant, inverse_root
 from foundation.training.saver import CheckpointPolicy
 from foundation.training.stream import Progress, StreamReport, learn
 from foundation.training.trainer import Trainer, TrainerConfig
 from foundation.training.visits import Visit, Visits
-from serving.errors import Problem, UserError
+from serving.errors import MismatchError, Problem
 
-FORGETTING_STEPS = 200
-BEFORE_CUT, FROM_CUT = "before_cut", "from_cut"
 JOURNAL_FILE = "journal.jsonl"
-LABELS = {BEFORE_CUT: "soft_labels", FROM_CUT: "soft_labels_from_cut"}
-NO_MATTER = {"threads", "checkpoint_every", "checkpoint_async", "failures_every", "keep_checkpoints"}
+NO_MATTER = {"threads", "checkpoint_every", "checkpoint_async", "failures_every", "keep_checkpoints", "timeout"}
 """Settings that say how to run, not what to learn: they may change between a stop and its resume."""
-
-
-@dataclass(frozen=True, slots=True)
-class FoundationJob:
-    """What to train on, and where to put it.
-
-    Attributes:
-        folder: gets `checkpoints/`, `report.json`, `soft_labels/` of rows before the cut, and `soft_labels_from_cut/`.
-        until_us: requests before this time are learned from, microseconds since 1970 UTC.
-        surfaces: requests of these surfaces only; of every one if None.
-        cut_us: where the training period ends and a checkpoint stays, at most `until_us`, which it is if None.
-    """
-
-    schema: Schema
-    config: FoundationConfig
-    store: Path
-    folder: Path
-    until_us: int
-    surfaces: tuple[str, ...] | None = None
-    cut_us: int | None = None
-
-    @property
-    def cut(self) -> int:
-        """The training cut."""
-        return self.until_us if self.cut_us is None else self.cut_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +60,28 @@ class FoundationReport:
     Attributes:
         progressive: of rows before the cut, by objective.
         progressive_from_cut: of those from the cut on.
+        ranks: what each rank did, in their order.
     """
 
     stream: StreamReport
     progressive: dict[str, StreamMetrics]
     progressive_from_cut: dict[str, StreamMetrics]
+    ranks: tuple[RankMeasures, ...] = ()
 
 
 def run_identity(job: FoundationJob, data_fingerprint: str) -> Identity:
     """What a checkpoint of this job, made from the store of a fingerprint, belongs to, however far the job goes."""
-    content = [job.config.model_dump(mode="json", exclude={"training": NO_MATTER, "parallel": True})]
-    content += [job.schema.schema_digest(), data_fingerprint, job.cut]
+    how_to_run = {"training": NO_MATTER, "parallel": True}
+    config: dict[str, dict[str, Any]] = job.config.model_dump(mode="json", exclude=how_to_run)
+    content = [config, job.schema.schema_digest(), data_fingerprint, job.cut]
     content += [job.surfaces] if job.surfaces else []
-    run = hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
-    return Identity(run=run, schema_digest=job.schema.schema_digest(), data_fingerprint=data_fingerprint)
+    settings = {f"foundation.{part}.{name}": value for part, of in config.items() for name, value in of.items()}
+    return Identity(
+        run=hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest(),
+        schema_digest=job.schema.schema_digest(),
+        data_fingerprint=data_fingerprint,
+        lineage=lineage_of(job.schema, settings | {"surfaces of the job": job.surfaces}),
+    )
 
 
 def build_trainer(job: FoundationJob, world: World, store: Store) -> Trainer:
@@ -108,6 +95,7 @@ def build_trainer(job: FoundationJob, world: World, store: Store) -> Trainer:
         gradient_clip=training.gradient_clip,
         matmul=getattr(torch, training.precision),
         average_steps=training.average_steps,
+        accumulate=training.accumulate,
         table_optimizer=training.table_optimizer,
         parallel=job.config.parallel,
     )
@@ -128,27 +116,32 @@ def build_trainer(job: FoundationJob, world: World, store: Store) -> Trainer:
 def train_foundation(job: FoundationJob, progress: Progress | None = None) -> FoundationReport:
     """Train to the cut, then on to the end of the job; or go on from the newest checkpoint.
 
-    A run that was begun with a later end goes on to that one.
+    A run that was begun with a later end goes on to that one. The store may have more than it had, and so may the
+    schema, as `growth` says.
 
     Raises:
-        MismatchError: the store, the schema or the settings changed since the newest checkpoint.
+        MismatchError: the store, the schema or the settings changed otherwise since the newest checkpoint.
     """
     journal = Journal(job.folder / JOURNAL_FILE if os.environ.get("RANK", "0") == "0" else None)
     journal.phase("imports")
     store = Store.open(job.store, job.schema, verify=True)
     journal.phase("store")
-    with joined_world(job.config.training.threads) as world:
+    training = job.config.training
+    with watched(journal, training.timeout), joined_world(training.threads, training.timeout) as world:
         journal.phase("process group")
         trainer = build_trainer(job, world, store)
         journal.phase("plan and build")
         run = _Run(job, trainer, store, journal, progress if world.is_first else None)
         try:
-            reports = [_train_until(end, run) for end in _ends(job)]
+            with RankMeter(world.device) as meter:
+                reports = [_train_until(end, run) for end in _ends(job)]
         except Preempted as stop:
             journal.ended(stop.step, how="preempted")
             raise
         journal.ended(reports[-1].stream.num_steps, how="finished")
-        report = replace(reports[-1], stream=reduce(StreamReport.and_then, [part.stream for part in reports]))
+        stream = reduce(StreamReport.and_then, [part.stream for part in reports])
+        own = meter.measures(num_rows=stream.num_rows_learned, data_wait_s=stream.data_wait_seconds)
+        report = replace(reports[-1], stream=stream, ranks=tuple(of_all_ranks(own)))
         if world.is_first:
             _write_report(job.folder / "report.json", report)
         return report
@@ -169,7 +162,9 @@ def _write_report(path: Path, report: FoundationReport) -> None:
     """A run that had nothing left to learn leaves what the one that learned has reported, and how long that took."""
     if not report.stream.has_learned and path.is_file():
         told = orjson.loads(path.read_bytes())
-        if told["stream"]["num_steps"] == report.stream.num_steps:
+        rows = {name: metrics["num_rows"] for name, metrics in told["progressive"].items()}
+        same_cut = rows == {name: metrics.num_rows for name, metrics in report.progressive.items()}
+        if told["stream"]["num_steps"] == report.stream.num_steps and same_cut:
             return
     write_json(path, report)
 
@@ -178,9 +173,38 @@ def checkpoint_at_cut(job: FoundationJob) -> Path | None:
     """The model that has learned all of the training period, and nothing that was known only after the cut."""
     for path in reversed(list_checkpoints(job.folder / "checkpoints")):
         state = read_state(path)
-        if state["recorder"]["until_us"] <= job.cut:
-            return path if is_finished(state) else None
+        until_us = state["recorder"]["until_us"]
+        if until_us <= job.cut:
+            return path if until_us == job.cut and is_finished(state) else None
     return None
+
+
+def growth(job: FoundationJob, data_fingerprint: str) -> Growth:
+    """How many values were added to each table since the newest checkpoint, from which the job can be gone on.
+
+    Raises:
+        MismatchError: it can not, by what it says of itself; the store is not looked at.
+    """
+    found = list_checkpoints(job.folder / "checkpoints")
+    if not found:
+        return {}
+    check_cut(job)
+    return check_identity(found[-1], read_manifest(found[-1]), run_identity(job, data_fingerprint), grown=job.schema)
+
+
+def check_cut(job: FoundationJob) -> None:
+    """Refuse a cut that was moved to where training has been already: no model would have stopped there.
+
+    Raises:
+        MismatchError: it was.
+    """
+    found = list_checkpoints(job.folder / "checkpoints")
+    was = read_state(found[-1])["recorder"] if found else {"cut_us": job.cut, "until_us": job.cut}
+    if job.cut != was["cut_us"] and job.cut < was["until_us"]:
+        cut, until = moment_of(was["cut_us"]), moment_of(was["until_us"])
+        expected = f"{cut} as before, or from {until} on, to where training has gone"
+        remedy = "Correct it, or start again with `gemcut train --fresh`."
+        raise MismatchError(Problem("split.test_from", expected, moment_of(job.cut), remedy))
 
 
 def end_of_training(job: FoundationJob) -> int:
@@ -205,6 +229,7 @@ def _train_until(end: int, run: _Run) -> FoundationReport:
     """One part of the pass, on one side of the cut, and its soft labels."""
     job, trainer, store = run.job, run.trainer, run.store
     part, world, training = replace(job, cut_us=job.cut, until_us=end), trainer.world, job.config.training
+    check_cut(part)
     identity = run_identity(part, store.fingerprint)
     at_cut = checkpoint_at_cut(part) if end > part.cut else None
     recorder = ProgressiveRecorder(part, world)
@@ -216,12 +241,13 @@ def _train_until(end: int, run: _Run) -> FoundationReport:
             recorder=recorder,
             policy=CheckpointPolicy(
                 folder=part.folder / "checkpoints",
-                every_steps=training.checkpoint_every,
+                every=training.checkpoint_every,
                 keep=training.keep_checkpoints,
                 identity=identity,
                 always=at_cut.name if at_cut else None,
                 in_background=training.checkpoint_async,
                 failures_every_s=training.failures_every.total_seconds() if training.failures_every else None,
+                grown=job.schema,
             ),
             journal=run.journal,
             rate=inverse_root(training.decay_steps) if training.decay_steps else constant,
@@ -231,11 +257,10 @@ def _train_until(end: int, run: _Run) -> FoundationReport:
     dist.barrier()
     result = FoundationReport(report, recorder.metrics(BEFORE_CUT), recorder.metrics(FROM_CUT))
     if world.is_first:
-        recorder.labels.publish(
-            teacher=Teacher(run=identity.run),
-            data_fingerprint=identity.data_fingerprint,
-            schema_digest=identity.schema_digest,
-        )
+        stamps = {"data_fingerprint": identity.data_fingerprint, "schema_digest": identity.schema_digest}
+        recorder.labels.publish(teacher=Teacher(run=identity.run), **stamps)
+        if recorder.period == FROM_CUT:  # what was scored earlier is of this store too, which begins with what was read
+            restamp_soft_labels(part.folder / LABELS[BEFORE_CUT], teacher=Teacher(run=identity.run), **stamps)
     return result
 
 
@@ -261,92 +286,3 @@ def visits_of(job: FoundationJob, store: Store, world: World) -> Visits:
         until_us=job.until_us,
         world=world,
     )
-
-
-class ProgressiveRecorder:
-    """Progressive metrics by period and objective, and the progressive soft labels of the job's last period."""
-
-    def __init__(self, job: FoundationJob, world: World) -> None:
-        self.schema, self.objectives = job.schema, tuple(job.schema.objectives)
-        self.until_us = job.until_us
-        self.period = FROM_CUT if job.until_us > job.cut else BEFORE_CUT
-        self.labels = SoftLabelWriter(job.folder / LABELS[self.period], self.objectives, rank=world.rank)
-        self.is_first = world.is_first
-        self.exists = job.schema.head_exists()
-        self.streams = {period: {name: Stream() for name in self.objectives} for period in LABELS}
-        self.learned_to = NOTHING_LEARNED
-        self.recent_loss = 0.0
-
-    def record(self, batch: RequestBatch, outputs: Tensor, loss: Tensor) -> None:
-        """Count a batch's scores, made before it was learned from."""
-        logits = outputs.detach().cpu().numpy()
-        self._check_finite(batch, logits)
-        cutoffs = np.full(batch.num_candidates, self.learned_to, dtype=np.int64)
-        self.labels.add(batch.row_ids, cutoffs, logits)
-        labels = counted_labels(batch, self.schema)
-        for place, name in enumerate(self.objectives):
-            known = np.isfinite(labels[:, place]) & np.isfinite(logits[:, place])
-            self.streams[self.period][name].update(labels[known, place], logits[known, place])
-        self.learned_to = max(of_all_ranks(int(batch.times.max(initial=self.learned_to))))
-        share = 1 / FORGETTING_STEPS
-        self.recent_loss += (float(loss) - self.recent_loss) * (share if self.recent_loss else 1.0)
-
-    def _check_finite(self, batch: RequestBatch, logits: Float32Array) -> None:
-        """NaN means "no head" further on, so a model that diverged must not get that far."""
-        exists = np.repeat(self.exists[batch.surfaces], np.diff(batch.candidate_offsets), axis=0)
-        bad = exists & ~np.isfinite(logits)
-        if bad.any():
-            objective = self.objectives[int(np.flatnonzero(bad.any(axis=0))[0])]
-            raise UserError(
-                Problem(
-                    where=f"training: objective {objective}, from request {int(batch.positions[0])} of the store on",
-                    expected="finite scores",
-                    got=f"{int(bad.sum()):,} that are no numbers: the model has diverged",
-                    remedy="Lower the learning rates of `foundation.training`, and start again with --fresh.",
-                )
-            )
-
-    def metrics(self, period: str) -> dict[str, StreamMetrics]:
-        """Of all rows of a period and all ranks so far, by objective."""
-        return {name: stream.metrics() for name, stream in self._merged()[period].items()}
-
-    def state(self) -> dict[str, Any]:
-        """See `Recorder`."""
-        self.labels.flush()
-        return {
-            "until_us": self.until_us,
-            "period": self.period,
-            "num_parts": self.labels.num_parts,
-            "streams": {
-                period: {name: stream.state() for name, stream in streams.items()}
-                for period, streams in self._merged().items()
-            },
-            "learned_to": self.learned_to,
-            "recent_loss": self.recent_loss,
-        }
-
-    def load(self, state: dict[str, Any]) -> None:
-        """See `Recorder`."""
-        same_period = state.get("period") == self.period
-        self.labels.rewind(state["num_parts"] if same_period else 0)
-        if state:
-            if self.is_first:  # it counts for all ranks so far
-                self.streams = {
-                    period: {name: Stream.from_state(content) for name, content in streams.items()}
-                    for period, streams in state["streams"].items()
-                }
-            self.learned_to, self.recent_loss = state["learned_to"], state["recent_loss"]
-
-    def summary(self) -> str:
-        """See `Recorder`."""
-        first = self.objectives[0]
-        metrics = self.streams[self.period][first].metrics()
-        return f"loss {self.recent_loss:.4f}  {first} NE {metrics.normalized_entropy:.4f} AUC {metrics.auc:.4f}"
-
-    def _merged(self) -> dict[str, dict[str, Stream]]:
-        merged = {period: {name: Stream() for name in self.objectives} for period in LABELS}
-        for periods in of_all_ranks(self.streams):
-            for period, streams in periods.items():
-                for name, stream in streams.items():
-                    merged[period][name].merge(stream)
-        return merged

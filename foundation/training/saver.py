@@ -6,6 +6,7 @@ import copy
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -13,6 +14,7 @@ from typing import Any, Self, cast
 import torch.distributed as dist
 from torch import Tensor
 
+from foundation.data.schema import Schema
 from foundation.parallel.gather import own_copy
 from foundation.parallel.reliability import checkpoint_interval
 from foundation.parallel.world import World
@@ -26,24 +28,28 @@ class CheckpointPolicy:
     """Where and how often to save, and what the checkpoints belong to.
 
     Attributes:
-        every_steps: between two saves, where `failures_every_s` is None.
+        every: steps between two saves, or the time between them, where `failures_every_s` is None.
         keep: newest checkpoints that are kept.
         always: name of one that is kept beside them.
         in_background: write while training goes on.
         failures_every_s: mean seconds between failures; saves are then as far apart as `checkpoint_interval` says.
+        grown: the schema, where a checkpoint of an earlier day is gone on from, as `check_identity` says.
     """
 
     folder: Path
-    every_steps: int
+    every: int | timedelta
     keep: int
     identity: Identity
     always: str | None = None
     in_background: bool = True
     failures_every_s: float | None = None
+    grown: Schema | None = None
 
 
 class Saver:
     """Saves a pass's checkpoints; at most one is on its way to the disk.
+
+    In the background, it keeps the memory of what it saved for the next save.
 
     Args:
         policy: where, how often, how.
@@ -53,18 +59,22 @@ class Saver:
     def __init__(self, policy: CheckpointPolicy, world: World) -> None:
         self.policy, self.world = policy, world
         # Its messages must not meet those of training, which go on in the other thread.
-        group = dist.new_group(backend="gloo")
+        group = dist.new_group(backend="gloo", timeout=world.timeout)
         assert isinstance(group, dist.ProcessGroup), "every rank is in it"
         self._group = group
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._pending: Future[None] | None = None
+        self._taken: dict[str, Tensor] = {}
         self._stall_s, self._saved_s = ASSUMED_STALL_S, time.monotonic()
 
     def is_due(self, step: int) -> bool:
         """Whether this rank would save after so many steps."""
-        if self.policy.failures_every_s is None:
-            return step % self.policy.every_steps == 0
-        interval = checkpoint_interval(self._stall_s, self.policy.failures_every_s)
+        if self.policy.failures_every_s is not None:
+            interval = checkpoint_interval(self._stall_s, self.policy.failures_every_s)
+        elif isinstance(self.policy.every, int):
+            return step % self.policy.every == 0
+        else:
+            interval = self.policy.every.total_seconds()
         return time.monotonic() - self._saved_s >= interval
 
     def save(self, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> float:
@@ -76,8 +86,9 @@ class Saver:
         began = time.monotonic()
         self.wait()
         if self.policy.in_background:
-            taken = {name: cast("Tensor", own_copy(value)) for name, value in tensors.items()}
-            self._pending = self._thread.submit(self._write, step, taken, copy.deepcopy(state))
+            before = self._taken
+            self._taken = {name: cast("Tensor", own_copy(value, before.get(name))) for name, value in tensors.items()}
+            self._pending = self._thread.submit(self._write, step, self._taken, copy.deepcopy(state))
         else:
             self._write(step, tensors, state)
         self._saved_s = time.monotonic()

@@ -112,6 +112,7 @@ def learn(
     tally, started, device = _Tally(), time.perf_counter(), trainer.world.device
     saved_at = resumed_at or -1
     total = max(step + len(visits), 1)
+    wanted = (False, False)  # to leave, to save: what is asked in the middle of an accumulated step waits for its end
     with Saver(policy, trainer.world) as saver, termination_asked() as asked:
 
         def save(place: VisitsPlace) -> None:
@@ -132,14 +133,16 @@ def learn(
             if visit.is_first:
                 recorder.record(visit.batch, outputs, loss)
             journal.alive(step)
-            is_preempted, is_due = any_of_ranks((asked(), saver.is_due(step)), device)
-            if is_due or is_preempted:
+            wanted = any_of_ranks((wanted[0] or asked(), wanted[1] or saver.is_due(step)), device)
+            if trainer.is_between_steps and any(wanted):
                 save(ready.place)
-            if is_preempted:
-                saver.wait()
-                raise Preempted(step)
+                if wanted[0]:
+                    saver.wait()
+                    raise Preempted(step)
+                wanted = (False, False)
             if progress is not None:
                 progress(step / total, recorder.summary())
+        trainer.step_dense()
         if saved_at != step:
             save(visits.place)
         saver.wait()
@@ -154,8 +157,9 @@ def _resume(trainer: Trainer, visits: Visits, recorder: Recorder, policy: Checkp
         recorder.load({})
         return 0
     manifest = checkpoints.read_manifest(found[-1])
-    checkpoints.check_identity(found[-1], manifest, policy.identity)
-    state = checkpoints.load_checkpoint(found[-1], tensors=trainer.tensors())
-    visits.load_state_dict(state["visits"])
+    growth = checkpoints.check_identity(found[-1], manifest, policy.identity, grown=policy.grown)
+    state = checkpoints.read_state(found[-1])
+    visits.load_state_dict(state["visits"])  # refuses a log that does not begin with what was learned
+    checkpoints.load_checkpoint(found[-1], tensors=trainer.tensors(), growth=growth)
     recorder.load(state["recorder"])
     return manifest.step

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from foundation.config import ParallelConfig
-from foundation.model.embedding import Lookup, TableModel
+from foundation.model.embedding import LookedUp, Lookup, TableModel
 from foundation.model.inputs import RequestTensors
 from foundation.parallel.clip import clip_together
-from foundation.parallel.shards import local_part
 from foundation.parallel.sharding import TableOptimizer, shard
+from foundation.parallel.shards import local_part
 from foundation.parallel.world import World
 
 
@@ -25,6 +25,7 @@ class TrainerConfig:
     Attributes:
         matmul: matrix products of the model are in this type; all else is float32.
         average_steps: scores are those of dense parameters averaged over about so many steps; None: of the newest.
+        accumulate: batches whose dense gradients are averaged for one step of the dense part; tables learn from each.
         table_optimizer: `adagrad` is row-wise AdaGrad.
         parallel: how the model is spread over ranks.
     """
@@ -35,6 +36,7 @@ class TrainerConfig:
     gradient_clip: float = 1.0
     matmul: torch.dtype = torch.float32
     average_steps: int | None = None
+    accumulate: int = 1
     table_optimizer: Literal["adagrad", "sgd"] = "adagrad"
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
@@ -84,6 +86,12 @@ class Trainer:
         averages = config.average_steps is not None
         self._average = [parameter.detach().clone() for parameter in self.dense] if averages else []
         self._num_averaged = torch.tensor(0.0)
+        self._num_accumulated = 0
+
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether all that was learned is in the parameters: only then is there something to save."""
+        return self._num_accumulated == 0
 
     @property
     def averages(self) -> bool:
@@ -104,7 +112,7 @@ class Trainer:
         return Prepared(batch, read, self.sharded.model.embedding.start(read))
 
     def step(self, batch: Prepared, loss_of: Callable[[Any], Tensor], *, scored: bool = True) -> tuple[Any, Tensor]:
-        """Score a batch, then learn from it.
+        """Score a batch, then learn from it; the dense part with every `accumulate`-th one.
 
         Args:
             batch: what `prepare` made.
@@ -115,20 +123,31 @@ class Trainer:
             (what `score` would have said before, or where not wanted the outputs that were learned from; the loss,
             detached), on the device.
         """
-        tokens = self.sharded.model.embedding(batch.lookup)
-        scores = self._score(batch, tokens) if scored and self.averages else None
-        outputs = self._outputs(batch, tokens)
+        inputs = self._looked_up(batch)
+        scores = self._score(inputs) if scored and self.averages else None
+        outputs = self._outputs(inputs)
         loss = loss_of(outputs)
-        self.dense_optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        if self.sharded.average_copies is not None:
+            self.sharded.average_copies()
+        self._num_accumulated += 1
+        if self._num_accumulated == self.config.accumulate:
+            self.step_dense()
+        return outputs if scores is None else scores, loss.detach()
+
+    def step_dense(self) -> None:
+        """Let the dense part learn what has been accumulated; nothing where there is nothing."""
+        if self.is_between_steps:
+            return
+        for gradient in (p.grad for p in self.dense if p.grad is not None and self._num_accumulated > 1):
+            gradient.div_(self._num_accumulated)
         for parameters in self._clipped:
             clip_together(parameters, self.config.gradient_clip, self.sharded.meshes)
         self.dense_optimizer.step()
-        if self.sharded.average_copies is not None:
-            self.sharded.average_copies()
+        self.dense_optimizer.zero_grad(set_to_none=True)
+        self._num_accumulated = 0
         if self.averages:
             self._take_into_average()
-        return outputs if scores is None else scores, loss.detach()
 
     def slow_down(self, factor: float) -> None:
         """Multiply both configured learning rates by `factor`, in [0, 1], from the next step on."""
@@ -145,17 +164,18 @@ class Trainer:
 
         The model is in the mode of evaluation for that long, and then in the one that it was in.
         """
-        prepared = self.prepare(batch)
         with torch.no_grad():
-            return self._score(prepared, self.sharded.model.embedding(prepared.lookup))
+            return self._score(self._looked_up(self.prepare(batch)))
 
-    def _score(self, batch: Prepared, tokens: dict[str, Tensor]) -> Any:
-        """`tokens` are the rows that were looked up."""
+    def _looked_up(self, batch: Prepared) -> LookedUp:
+        return LookedUp(batch.batch, batch.read, self.sharded.model.embedding(batch.lookup))
+
+    def _score(self, inputs: LookedUp) -> Any:
         was_training = self.model.training
         self.model.eval()
         with torch.no_grad():
             self._swap()
-            outputs = self._outputs(batch, tokens)
+            outputs = self._outputs(inputs)
             self._swap()
         self.model.train(was_training)
         return outputs
@@ -183,10 +203,10 @@ class Trainer:
                 mine.copy_(others)
                 others.copy_(kept)
 
-    def _outputs(self, batch: Prepared, tokens: dict[str, Tensor]) -> Any:
+    def _outputs(self, inputs: LookedUp) -> Any:
         low = self.config.matmul != torch.float32
         with torch.autocast(self.world.device.type, dtype=self.config.matmul, enabled=low):
-            return self.model(batch.batch, batch.read, tokens)
+            return self.model(inputs)
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor a resumed run needs, by a flat name; loading into them in place restores the trainer."""

@@ -23,7 +23,14 @@ THINNING_REQUESTS = 1024
 MAX_THINNING = 16
 """Requests of a second visit for one of a first: no more, as they are all read before rows are dropped."""
 
-VisitsState = dict[str, ReaderState]
+
+class VisitState(ReaderState):
+    """Where the reader of one kind of visit is, and how many requests its batches have, counted once and kept."""
+
+    batch_requests: int
+
+
+VisitsState = dict[str, VisitState]
 
 VisitsPlace = dict[int, int]
 """Requests that each delay's reader has read."""
@@ -70,27 +77,19 @@ class Visits:
         world: World,
         history_limits: dict[str, int] | None = None,
     ) -> None:
-        self._schema = schema
+        self._schema, self._store, self._world = schema, store, world
         delays, wanted = label_delays(schema), np.isin(list(schema.objectives), objectives)
         late = [int(delay) for delay in np.unique(delays[wanted]) if delay != FIRST]
         self._learned = {delay: np.flatnonzero(wanted & (delays == delay)) for delay in (FIRST, *late)}
         times = store.times[positions]
         ripe = {delay: np.searchsorted(times, until_us - delay, side="right") for delay in late}
         chosen = {FIRST: positions, **{delay: positions[:count] for delay, count in ripe.items()}}
-        self._batch_requests = {delay: batch_requests * self._thinning(store, positions, delay) for delay in chosen}
-        self._times = {delay: times[: len(selected)] for delay, selected in chosen.items()}
-        self._readers = {
-            delay: Reader(
-                store,
-                schema,
-                selected,
-                self._batch_requests[delay],
-                rank=world.rank,
-                world_size=world.size,
-                history_limits=history_limits,
-            )
-            for delay, selected in chosen.items()
+        self._chosen, self._history_limits = chosen, history_limits
+        self._batch_requests = {
+            delay: batch_requests * self._thinning(selected, delay) for delay, selected in chosen.items()
         }
+        self._times = {delay: times[: len(selected)] for delay, selected in chosen.items()}
+        self._readers = {delay: self._reader(delay) for delay in chosen}
 
     def __len__(self) -> int:
         """Batches that are left, of both kinds; the same on every rank."""
@@ -125,23 +124,50 @@ class Visits:
     def state_dict(self, place: VisitsPlace | None = None) -> VisitsState:
         """Where every reader is, by delay; or was, at a place."""
         at = self.place if place is None else place
-        return {str(delay): reader.state_dict(at[delay]) for delay, reader in self._readers.items()}
+        return {
+            str(delay): {
+                **reader.state_dict(at[delay], learned=self._labels_of(delay)),
+                "batch_requests": self._batch_requests[delay],
+            }
+            for delay, reader in self._readers.items()
+        }
 
     def load_state_dict(self, state: VisitsState) -> None:
         """Go to where visits of the same requests were; see `Reader.load_state_dict`."""
-        for delay, reader in self._readers.items():
-            reader.load_state_dict(state[str(delay)])
+        for delay in self._readers:
+            saved = state[str(delay)]
+            if saved["next"] and saved["batch_requests"] != self._batch_requests[delay]:
+                self._batch_requests[delay] = saved["batch_requests"]
+                self._readers[delay] = self._reader(delay)
+            self._readers[delay].load_state_dict(saved)
 
-    def _thinning(self, store: Store, positions: Int64Array, delay: int) -> int:
+    def _reader(self, delay: int) -> Reader:
+        """Requests of a kind of visit, from the first on."""
+        return Reader(
+            self._store,
+            self._schema,
+            self._chosen[delay],
+            self._batch_requests[delay],
+            rank=self._world.rank,
+            world_size=self._world.size,
+            history_limits=self._history_limits,
+        )
+
+    def _labels_of(self, delay: int) -> tuple[str, ...]:
+        """Objectives whose labels a kind of visit reads: those that it learns, and their conditions."""
+        names = [list(self._schema.objectives)[place] for place in self._learned[delay]]
+        return tuple(dict.fromkeys([*names, *filter(None, map(self._schema.masked_by, names))]))
+
+    def _thinning(self, positions: Int64Array, delay: int) -> int:
         """How many requests have the rows of one, as far as they have something to learn at this visit.
 
-        Counted among the first requests of the pass, so that passes which begin alike visit alike.
+        Counted among the first requests of the pass with ripe labels, so that passes which begin alike visit alike.
         """
         if delay == FIRST:
             return 1
         none = dict.fromkeys(self._schema.data.events, 0)
         first = positions[:THINNING_REQUESTS]
-        with Reader(store, self._schema, first, THINNING_REQUESTS, history_limits=none, prefetch=0) as reader:
+        with Reader(self._store, self._schema, first, THINNING_REQUESTS, history_limits=none, prefetch=0) as reader:
             counted = next(iter(reader), None)
         if counted is None:
             return 1

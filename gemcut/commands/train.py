@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from gemcut.account import goodput_figures, rank_figures, tell_goodput, tell_ranks
 from gemcut.collecting import collection_paused
 from gemcut.console import Screen, Tell
 from gemcut.damaged import set_damaged_aside
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from eval.progressive import StreamMetrics
     from eval.tracking import Tracker
     from foundation.efficiency.measures import PassEfficiency
-    from foundation.goodput.report import Goodput
-    from foundation.training.foundation_model import FoundationJob, FoundationReport
+    from foundation.training.foundation_model import FoundationReport
+    from foundation.training.job import FoundationJob
 
 
 def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: str | None = None) -> dict[str, Any]:
@@ -35,19 +36,21 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
     with collection_paused():
         from foundation.data.store import moment_of
         from foundation.goodput.journal import read_journal
+        from foundation.goodput.ranks import ranks_account
         from foundation.goodput.report import goodput_of
         from foundation.training.foundation_model import JOURNAL_FILE, train_foundation
 
     space = Workspace(loaded)
     job = space.foundation_job(end_of_pass(space, until))
     is_first = os.environ.get("RANK", "0") == "0"
-    if fresh and is_first:
+    if fresh and is_first and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # a restart goes on
         shutil.rmtree(space.foundation, ignore_errors=True)
     if not is_first:
         train_foundation(job)
         return {}
     set_damaged_aside([job.folder / "checkpoints"], screen)
     job = _to_its_end(job, screen)
+    _tell_growth(job, screen)
     with start_run(loaded, space.foundation, name="foundation", sends=False) as tracker:
         tracker.log_params(_params(loaded))
         with screen.progress("train") as tell:
@@ -57,20 +60,23 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
         if job.until_us > job.cut:
             tracker.log_metrics(_figures("progressive_from_cut", report.progressive_from_cut), step=steps)
         efficiency = _efficiency(job, report)
+        ranks = ranks_account(report.ranks)
         if efficiency is not None:
-            tracker.log_metrics(asdict(efficiency), step=steps)
+            tracker.log_metrics(asdict(efficiency) | rank_figures(ranks), step=steps)
         account = goodput_of(read_journal(job.folder / JOURNAL_FILE))
         if account is not None:
-            tracker.log_metrics(_shares(account), step=steps)
+            tracker.log_metrics(goodput_figures(account), step=steps)
         tracker.log_artifact(space.foundation / "report.json")
     _tell(job, report, efficiency, screen)
-    if account is not None and report.stream.has_learned:
-        _tell_goodput(account, screen)
+    if account is not None and efficiency is not None:
+        tell_goodput(account, efficiency.e2e_mfu, screen)
+        tell_ranks(ranks, screen)
     return {
         "checkpoint": report.stream.checkpoint,
         "until": moment_of(job.until_us),
         "efficiency": asdict(efficiency) if efficiency else None,
         "goodput": asdict(account) if account else None,
+        "ranks": asdict(ranks) if efficiency else None,
         "progressive": {k: asdict(v) for k, v in report.progressive.items()},
         "progressive_from_cut": {k: asdict(v) for k, v in report.progressive_from_cut.items()},
     }
@@ -123,6 +129,15 @@ def _to_its_end(job: FoundationJob, screen: Screen) -> FoundationJob:
     return replace(job, until_us=end)
 
 
+def _tell_growth(job: FoundationJob, screen: Screen) -> None:
+    """What is new since the newest checkpoint; refuses what may not be, before anything is loaded."""
+    from foundation.data.store import read_manifest
+    from foundation.training.foundation_model import growth
+
+    for table, number in growth(job, read_manifest(job.store).fingerprint).items():
+        screen.say(f"table {table}: {number:,} new value{'s' if number > 1 else ''}")
+
+
 def _figures(period: str, progressive: dict[str, StreamMetrics]) -> dict[str, float]:
     found: dict[str, float] = {}
     for objective, metrics in progressive.items():
@@ -130,30 +145,6 @@ def _figures(period: str, progressive: dict[str, StreamMetrics]) -> dict[str, fl
         found[f"{period}/auc/{objective}"] = metrics.auc
         found[f"{period}/calibration/{objective}"] = metrics.calibration
     return found
-
-
-def _shares(account: Goodput) -> dict[str, float]:
-    """Seconds by part, for the tracker."""
-    figures = {name: value for name, value in asdict(account).items() if name != "startup_phases_s"}
-    phases = {f"startup/{name.replace(' ', '_')}_s": value for name, value in account.startup_phases_s.items()}
-    return {f"goodput/{name}": float(value) for name, value in (figures | phases).items()}
-
-
-def _tell_goodput(account: Goodput, screen: Screen) -> None:
-    """One line of where the job's time went, one of what the last start took."""
-    parts = {
-        "start": account.startup_s,
-        "data wait": account.data_wait_s,
-        "saving": account.checkpoint_stall_s,
-        "done again": account.redone_s,
-        "down": account.down_s,
-    }
-    lost = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items() if seconds >= 0.05)
-    attempts = f" in {account.num_attempts} attempts" if account.num_attempts > 1 else ""
-    whole = f"{account.goodput:.1%} of {account.wall_s:,.1f} s{attempts}"
-    screen.say(f"  goodput {whole}, ETTR {account.ettr:.1%}; the rest: {lost}")
-    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in account.startup_phases_s.items())
-    screen.say(f"  the last start: {phases}")
 
 
 def _params(loaded: LoadedProject) -> dict[str, object]:

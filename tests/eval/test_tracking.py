@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import signal
-import socket
 import subprocess
 import sys
-import threading
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +16,7 @@ from hypothesis import strategies as st
 from eval.mlflow_sync import POSITION_FILE, SPOOL_FILE, escape_name, unescape_name
 from eval.tracking import Tracker, sync, tracking_id, tracking_uri
 from serving.errors import UserError
+from tests.eval.mlflow_server import free_port, server
 
 SELDOM_S = 1000.0
 """No sending but the last: the tests say when."""
@@ -219,37 +212,3 @@ def test_a_folder_without_a_spool_is_refused(tmp_path: Path) -> None:
     assert tracking_id(tmp_path) is None
     with pytest.raises(UserError, match="expected the spool of a tracked run; got no such file"):
         sync(tmp_path, "http://127.0.0.1:1")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@contextmanager
-def server(workdir: Path, port: int) -> Iterator[None]:
-    """A real MLflow server, killed at the end of the block."""
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{workdir}/mlflow.db"]
-    command += ["--artifacts-destination", str(workdir / "mlartifacts")]
-    environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    with (workdir / "server.log").open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
-    try:
-        ticks = threading.Event()
-        while not is_healthy(port):
-            assert process.poll() is None, (workdir / "server.log").read_text()
-            ticks.wait(0.2)
-        yield
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def is_healthy(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as answer:
-            return answer.status == 200
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return False

@@ -220,6 +220,18 @@ FIELDS = {  # name: (what is changed, to what, where, words of the message)
     "name with a capital": ("name: shop", "name: Shop", "name", "'Shop' a-z"),
     "entry with a capital": ("front: {", "Front: {", "placements.Front", "'Front' a-z"),
     "duration without unit": ("delay: 7d", "delay: 7", "objectives.buy.delay", "duration 7 `7d`"),
+    "neither steps nor a time": (
+        "name: shop",
+        "name: shop\nfoundation: {training: {checkpoint_every: often}}",
+        "foundation.training.checkpoint_every",
+        "integer duration 'often'",
+    ),
+    "no step": (
+        "name: shop",
+        "name: shop\nfoundation: {training: {checkpoint_every: 0}}",
+        "foundation.training.checkpoint_every",
+        "greater 1 duration 0",
+    ),
     "negative duration": ("delay: 7d", "delay: -1d", "objectives.buy.delay", "greater 0 '-1d'"),
     "text for a list": ("[home, search]", "home", "surfaces", "a list 'home' brackets"),
     "null for a section": ("name: shop", "name: shop\nfoundation: null", "foundation", "a section None fields"),

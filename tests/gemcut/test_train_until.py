@@ -121,7 +121,8 @@ def test_a_training_that_was_stopped_tells_where_its_time_went(tiny_teacher, tmp
     code, out, said = gemcut("train", "-p", project.path, "--json")
 
     assert code in (0, None)
-    told = json.loads(out.splitlines()[-1])["goodput"]
+    document = json.loads(out.splitlines()[-1])
+    told, ranks = document["goodput"], document["ranks"]
     assert told["num_attempts"] == 2
     assert 0 < told["goodput"] < told["ettr"] < 1
     assert f"goodput {told['goodput']:.1%}" in said
@@ -129,3 +130,8 @@ def test_a_training_that_was_stopped_tells_where_its_time_went(tiny_teacher, tmp
     assert "the last start: imports" in said
     logged = [entry.get("values", {}) for _, entry in read_entries(space.foundation / SPOOL_FILE)]
     assert sum("goodput/goodput" in values and "goodput/startup/imports_s" in values for values in logged) == 1
+    assert ranks["own_s"][0] > 0
+    assert ranks["slowest"] is None
+    assert f"peak memory {ranks['peak_memory_bytes'][0] / 2**30:.2f} GiB" in said
+    assert f"E2E MFU x ETTR {document['efficiency']['e2e_mfu'] * told['ettr']:.1%}" in said
+    assert sum("ranks/rows_per_s/0" in values and "ranks/peak_memory_bytes/0" in values for values in logged) == 1

@@ -89,7 +89,7 @@ def test_a_changed_store_is_refused(tables):
         Store.open(tables.folder, tables.schema)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"layout": 1}', b"{"])
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"layout": 2}', b"{"])
 def test_a_manifest_that_is_none_is_refused(tmp_path, log, content):
     (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises((DataError, MismatchError), match="gemcut prepare"):
@@ -97,8 +97,8 @@ def test_a_manifest_that_is_none_is_refused(tmp_path, log, content):
 
 
 def test_a_store_of_another_layout_is_refused(tmp_path, log):
-    (tmp_path / "manifest.json").write_bytes(b'{"layout": 2}')
-    with pytest.raises(MismatchError, match="layout 2"):
+    (tmp_path / "manifest.json").write_bytes(b'{"layout": 1}')
+    with pytest.raises(MismatchError, match="layout 1"):
         Store.open(tmp_path, log.schema)
 
 

@@ -68,6 +68,13 @@ def test_an_undisturbed_job_does_nothing_twice(path):
     assert account.productive_s == 50
 
 
+def test_the_time_from_an_end_to_the_next_days_start_is_nobodys(path):
+    attempt(path, started=0, first_step_at=5, step=0, signs=[(15, "finished", 4, 0)])
+    attempt(path, started=1000, first_step_at=1002, step=4, signs=[(1012, "finished", 8, 0)])
+    account = goodput_of(read_journal(path))
+    assert (account.wall_s, account.down_s, account.productive_s) == (15 + 12, 0, 10 + 10)
+
+
 def test_what_died_before_its_first_sign_of_life_has_only_begun(path):
     attempt(path, started=0, first_step_at=5, step=0, signs=[])
     attempt(path, started=8, first_step_at=12, step=0, signs=[(22, "finished", 4, 0)])

@@ -68,7 +68,9 @@ def test_a_step_gives_the_scores_of_the_average_if_they_are_wanted(trainer_with,
 
     assert torch.equal(trainer.step(trainer.prepare(batch), loss)[0].nan_to_num(), expected.nan_to_num())
     averaged = trainer.score(batch)
-    assert not torch.equal(trainer.step(trainer.prepare(batch), loss, scored=False)[0].nan_to_num(), averaged.nan_to_num())
+    assert not torch.equal(
+        trainer.step(trainer.prepare(batch), loss, scored=False)[0].nan_to_num(), averaged.nan_to_num()
+    )
 
 
 @pytest.mark.parametrize("average_steps", [None, 3])

@@ -63,7 +63,9 @@ def test_a_candidate_alone_scores_as_among_others(trainer, request_of, batched):
 @pytest.mark.parametrize("num_candidates", [1, 5])
 def test_any_history_gives_finite_scores_and_gradients(trainer, request_of, batched, lengths, num_candidates):
     batch = batched([request_of(7, *lengths, num_candidates=num_candidates)])
-    outputs, loss = trainer.step(trainer.prepare(batch), lambda out: masked_cross_entropy(out, batch.labels, torch.ones(2)))
+    outputs, loss = trainer.step(
+        trainer.prepare(batch), lambda out: masked_cross_entropy(out, batch.labels, torch.ones(2))
+    )
     exists = trainer.score(batch).isfinite()
     assert loss.isfinite()
     assert outputs.isfinite().equal(exists)

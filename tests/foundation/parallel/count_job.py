@@ -21,7 +21,8 @@ from foundation.data.schema import Schema
 from foundation.data.store import Store
 from foundation.model.inputs import to_tensors
 from foundation.parallel.world import joined_world
-from foundation.training.foundation_model import FoundationJob, build_trainer
+from foundation.training.foundation_model import build_trainer
+from foundation.training.job import FoundationJob
 
 ORDER = ("splits", "lengths", "ids", "embeddings")  # of a forward pass; after all of them the gradients
 
@@ -32,8 +33,8 @@ SIGNATURE = inspect.signature(dist.all_to_all_single)
 class AllToAlls:
     """Stands in for `dist.all_to_all_single`: notes what is sent to others, by what it is, then sends it."""
 
-    def __init__(self, rank, passes):
-        self.rank, self.kinds = rank, ORDER * passes + ("gradients",)
+    def __init__(self, rank):
+        self.rank, self.kinds = rank, (*ORDER, "gradients")
         self.send, self.sent, self.answered, self.calls = dist.all_to_all_single, Counter(), 0, 0
 
     def __call__(self, *buffers, **options):
@@ -66,7 +67,7 @@ def main():
     positions = store.select(end=task["until_us"])
     with joined_world(1) as world:
         trainer = build_trainer(job, world, store)
-        counted = dist.all_to_all_single = AllToAlls(world.rank, 2 if trainer.averages else 1)
+        counted = dist.all_to_all_single = AllToAlls(world.rank)
         requests = config.training.batch_requests
         before, steps = written(), 0
         with Reader(store, schema, positions, requests, rank=world.rank, world_size=world.size, prefetch=0) as reader:

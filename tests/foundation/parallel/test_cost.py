@@ -45,18 +45,19 @@ def cluster(gpus, per_node=4, **assumed):
 
 def test_a_flat_group_sends_what_is_counted_by_hand():
     sent = sparse_traffic(WORKLOAD, requests=8, num_ranks=4)
-    assert sent.splits == 2 * 3 * 8 * 3  # passes, numbers, bytes, peers
-    assert sent.lengths == 2 * 3 * 8 * 8 * 3  # passes, features, requests, bytes, peers
-    assert sent.ids == 2 * 31 * 8 * 8 * 3 / 4  # passes, lookups, requests, bytes, share elsewhere
-    assert sent.embeddings == 2 * 31 * 8 * 4 * 4 * 3 / 4  # passes, lookups, requests, width, bytes, share
-    assert sent.gradients == sent.embeddings / 2
-    assert sent.total == 144 + 1152 + 2976 + 5952 + 2976
+    assert sent.splits == 3 * 8 * 3  # numbers, bytes, peers
+    assert sent.lengths == 3 * 8 * 8 * 3  # features, requests, bytes, peers
+    assert sent.ids == 31 * 8 * 8 * 3 / 4  # lookups, requests, bytes, share elsewhere
+    assert sent.embeddings == 31 * 8 * 4 * 4 * 3 / 4  # lookups, requests, width, bytes, share
+    assert sent.gradients == sent.embeddings
+    assert sent.total == 72 + 576 + 1488 + 2976 + 2976
 
 
-def test_without_scores_made_apart_ids_and_rows_travel_once():
-    once = sparse_traffic(replace(WORKLOAD, scored_apart=False), requests=8, num_ranks=4)
-    assert once.embeddings == once.gradients
-    assert once.ids == 31 * 8 * 8 * 3 / 4
+def test_what_is_scored_apart_is_learned_from_the_same_rows():
+    apart, once = (
+        sparse_traffic(replace(WORKLOAD, scored_apart=way), requests=8, num_ranks=4) for way in (True, False)
+    )
+    assert apart == once
 
 
 def test_replicas_average_whole_shards_and_their_state():

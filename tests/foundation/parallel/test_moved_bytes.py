@@ -34,9 +34,9 @@ RANKS = (1, 2, 4)
 SAMPLING = 0.02
 # Every request of the period is in the sample, and rows beyond the hottest 1,024 of a table have few lookups each.
 ANSWERED = 0.02
-# gloo puts 144 bytes before what goes to a peer in each of 9 all-to-alls, and 576 in an all-reduce; the rest is for the
+# gloo puts 144 bytes before what goes to a peer in each of 5 all-to-alls, and 576 in an all-reduce; the rest is for the
 # one time that gradient buckets are laid out anew.
-HEADERS_A_PEER = 144 * 9 + 576 + 300
+HEADERS_A_PEER = 144 * 5 + 576 + 300
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 

@@ -17,7 +17,7 @@ from foundation.config import FoundationConfig
 from foundation.data.prepare import prepare
 from foundation.data.schema import Schema
 from foundation.data.store import Store, microseconds
-from foundation.training.foundation_model import FoundationJob
+from foundation.training.job import FoundationJob
 from foundation.training.preemption import PREEMPTED
 from gemcut.demo_data.synthetic import make_data
 
@@ -155,7 +155,7 @@ def snapshot():
             state=(checkpoints[-1] / "state.json").read_bytes(),
             soft_labels={path.name: path.read_bytes() for path in sorted((folder / "soft_labels").iterdir())},
             from_cut={path.name: path.read_bytes() for path in sorted(folder.glob("soft_labels_from_cut/*"))},
-            progressive={name: told for name, told in report.items() if name != "stream"},
+            progressive={name: told for name, told in report.items() if name not in ("stream", "ranks")},
         )
 
     return take

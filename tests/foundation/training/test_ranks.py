@@ -3,10 +3,13 @@
 import signal
 
 import numpy as np
+import orjson
 import pytest
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
+from foundation.goodput.ranks import RankMeasures, ranks_account
+from foundation.parallel.table_rows import first_rows
 from foundation.parallel.world import joined_world
 from foundation.soft_labels import read_soft_labels
 from foundation.training.checkpoint import list_checkpoints, load_checkpoint
@@ -18,10 +21,13 @@ from foundation.training.foundation_model import (
     train_foundation,
 )
 from foundation.training.preemption import PREEMPTED
+from tests.foundation.training.conftest import TRAINING
 
 # Float32 sums over rows in another order, through a dozen steps of AdamW, whose first steps are as long as the learning
 # rate (1e-3) however small the gradient.
 CLOSE = 1e-4
+
+COLUMNS = {"tables": {"item": {"kind": "column_wise", "ranks": [1, 3]}}}
 
 pytestmark = pytest.mark.distributed
 
@@ -87,15 +93,23 @@ def four_ranks(tmp_path_factory, log, job_of, run_job):
     """What four ranks make of the same job, spread in several ways: by name the job and its outcome."""
     ways = {
         "1D": {},
+        "1D, nothing ahead": {"parallel": {"overlap": False}},
         "HSDP": {"parallel": {"dense_shard": 2}},
-        "columns": {"parallel": {"tables": {"item": {"kind": "column_wise", "ranks": [1, 3]}}}},
+        "columns": {"parallel": COLUMNS},
+        "columns, SGD": {"table_optimizer": "sgd", "parallel": COLUMNS},
         "1D, SGD": {"table_optimizer": "sgd"},
         "2D, SGD": {"table_optimizer": "sgd", "parallel": {"sharding_group": 2}},
-        "2D": {"parallel": {"sharding_group": 2, "dense_shard": 4}},
+        "2D": {"parallel": {"sharding_group": 2}},
+        "2D, HSDP": {"parallel": {"sharding_group": 2, "dense_shard": 2}},
     }
     jobs = {name: job_of(tmp_path_factory.mktemp("way"), **changed) for name, changed in ways.items()}
     together(list(jobs.values()), run_job, 4)
     return {name: (job, outcome(job, log)) for name, job in jobs.items()}
+
+
+def test_ids_that_are_sent_ahead_change_no_bit(four_ranks, snapshot):
+    ahead, after = (four_ranks[way][0].folder for way in ("1D", "1D, nothing ahead"))
+    assert snapshot(ahead) == snapshot(after)
 
 
 @pytest.mark.parametrize("way", ["1D", "HSDP"])
@@ -103,9 +117,45 @@ def test_four_ranks_learn_what_one_learns(way, four_ranks, one_rank):
     assert_close(four_ranks[way][1], one_rank)
 
 
-def test_copies_of_the_tables_averaged_after_each_step_of_sgd_are_one_table(four_ranks, tmp_path, job_of, log):
-    assert_close(four_ranks["2D, SGD"][1], four_ranks["1D, SGD"][1])
+@pytest.mark.parametrize("way", ["2D, SGD", "columns, SGD"])
+def test_by_sgd_copies_that_are_averaged_and_columns_that_are_apart_are_one_table(way, four_ranks):
+    assert_close(four_ranks[way][1], four_ranks["1D, SGD"][1])
+
+
+def test_four_ranks_learn_by_sgd_what_one_learns(four_ranks, tmp_path, job_of, log):
     assert_close(four_ranks["1D, SGD"][1], alone(tmp_path, job_of, log, table_optimizer="sgd"))
+
+
+@pytest.mark.parametrize("way", ["2D", "columns"])
+def test_by_adagrad_copies_and_columns_stay_near_one_table(way, four_ranks, one_rank):
+    """Two copies: a row that one rank meets has a first step 1 / sqrt(2) as long: its copy's sum of squares takes the
+    gradient in before it is averaged. A row with the same gradient in both has steps sqrt(2) as long, as its sums are
+    not twice one table's. Halves of a row have rates of their own, within sqrt(2) of the row's for the same reason."""
+    got, expected = four_ranks[way][1], one_rank
+    differences = np.abs(got[0].logits - expected[0].logits)
+    assert 0 < np.nanmean(differences) < 0.05 * np.nanstd(expected[0].logits)
+    for objective, metrics in expected[2].items():
+        assert got[2][objective].log_loss == pytest.approx(metrics.log_loss, rel=0.02)
+    for name, moved in moves_of_rows(got[1]).items():
+        ratio = moved / moves_of_rows(expected[1])[name]
+        assert 2**-0.5 < ratio < 2**0.5, name
+
+
+def test_copies_and_shards_of_the_dense_part_go_together(four_ranks):
+    assert_close(four_ranks["2D, HSDP"][1], four_ranks["2D"][1])
+
+
+def moves_of_rows(tensors):
+    """Mean distance of each table's rows from where they began; of those that moved."""
+    moves = {}
+    for name, rows in tensors.items():
+        if not name.startswith("model.embedding."):
+            continue
+        table = name.removesuffix(".weight").rpartition(".table_")[2]
+        began = first_rows(table, TRAINING["seed"], first=0, num=len(rows), width=rows.shape[1])
+        distances = (rows - began).norm(dim=1)
+        moves[table] = float(distances[distances > 0].mean())
+    return moves
 
 
 def test_two_ranks_learn_the_uncertainties_that_one_learns(tmp_path, log, job_of, run_job):
@@ -143,3 +193,17 @@ def test_a_batch_of_one_request_leaves_a_rank_without_any(tmp_path, log, job_of,
     together(job, run_job, 2)
     expected = alone(tmp_path / "one", job_of, log, **settings)
     assert_close(outcome(job, log), expected)
+
+
+def test_the_rank_that_works_longest_is_the_one_that_the_others_wait_for(tmp_path, job_of, run_job):
+    """Its own time is its work alone: the other rank's waiting for it is not the other's own."""
+    job, own_work_s = job_of(tmp_path), 0.1
+    for rank in run_job(job, 2, moment=f"works {own_work_s}"):
+        assert rank.returncode == 0, rank.errors
+    report = orjson.loads((tmp_path / "report.json").read_bytes())
+    account = ranks_account([RankMeasures(**rank) for rank in report["ranks"]])
+    worked_s = own_work_s * report["stream"]["num_steps"]
+    assert account.slowest == 0
+    assert account.own_s[0] - account.own_s[1] > worked_s / 2
+    assert account.lag == pytest.approx((account.own_s[0] - account.own_s[1]) / report["ranks"][0]["seconds"], rel=0.05)
+    assert sum(rank["num_rows"] for rank in report["ranks"]) > report["ranks"][0]["num_rows"] > 0

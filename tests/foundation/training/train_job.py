@@ -1,15 +1,20 @@
-"""Trains the jobs that a file describes; at a given moment it dies, as a machine does, or is asked to leave."""
+"""Trains the jobs that a file describes; at a given moment it dies, as a machine does, or is asked to leave.
+
+Or it is no different, but that the first rank works for itself after each step.
+"""
 
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import orjson
 
 from foundation.config import FoundationConfig
 from foundation.data.schema import Schema
-from foundation.training.foundation_model import FoundationJob, train_foundation
+from foundation.training.foundation_model import train_foundation
+from foundation.training.job import FoundationJob
 
 
 def die():
@@ -26,6 +31,12 @@ def die_before_commit(name):
     sys.addaudithook(watch)
 
 
+def work(seconds):
+    done = time.thread_time() + seconds
+    while time.thread_time() < done:
+        pass
+
+
 def main():
     meeting = os.environ.get("GEMCUT_MEETING_FILE")
     for place, job in enumerate(orjson.loads(Path(sys.argv[1]).read_bytes())):
@@ -39,6 +50,13 @@ def run(job):
     steps = iter(range(int(words[-1]) - 1)) if ending else iter(int, 1)
     if words[0] == "before":
         die_before_commit(words[1])
+    own_work_s = float(words[1]) if words[0] == "works" else 0.0
+
+    def tell(share, summary):
+        work(own_work_s)
+        if next(steps, None) is None:
+            os.kill(os.getpid(), ending)
+
     train_foundation(
         FoundationJob(
             schema=Schema.model_validate(job["schema"]),
@@ -48,7 +66,7 @@ def run(job):
             until_us=job["until_us"],
             cut_us=job["cut_us"],
         ),
-        progress=lambda share, summary: os.kill(os.getpid(), ending) if next(steps, None) is None else None,
+        progress=tell,
     )
 
 
