@@ -9,7 +9,8 @@ turns with three starts:
 - warm: the same command again, of a training that has no checkpoint yet.
 - import: `import torch, torchrec` and nothing else, warm; under torchrun where there are several ranks.
 
-Linux only. The project's work folder is not touched: a temporary one links to its store.
+Beside the seconds on the clock stand those that the ranks kept a CPU busy before the step, which a machine with other
+work to do changes less. Linux only. The project's work folder is not touched: a temporary one links to its store.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -38,7 +39,7 @@ from gemcut.workspace import Workspace
 PACKAGES = ("gemcut", "transfer", "foundation", "eval", "serving")
 KERNEL_FOLDERS = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
 PATIENCE_S = 300.0
-IMPORT = "import time, torch, torchrec; print(time.time(), flush=True)\n"
+IMPORT = "import time, torch, torchrec; print(time.time(), time.process_time(), flush=True)\n"
 
 Kind = Literal["cold", "warm", "import"]
 KINDS: tuple[Kind, ...] = ("cold", "warm", "import")
@@ -46,9 +47,17 @@ KINDS: tuple[Kind, ...] = ("cold", "warm", "import")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start: seconds from the command to the end of the first step (of `import`: of the imports), and the parts."""
+    """One start.
+
+    Attributes:
+        seconds: from the command to the end of the first step; of kind `import`, to the end of the imports.
+        cpu_s: for which CPUs worked until the first step began (the imports were done), for all ranks together and not
+            for torchrun itself.
+        phases: the parts of `seconds`.
+    """
 
     seconds: float
+    cpu_s: float
     phases: dict[str, float]
 
 
@@ -92,21 +101,26 @@ class Bench:
         with (self.root / "said").open("w") as said:
             process = subprocess.Popen(command, env=self._environment(), cwd=self.root, stdout=said, stderr=said)
         try:
-            return self._first_step(process, began_s)
+            return self._first_step(process, began_s, num_ranks)
         finally:
             process.terminate()  # all ranks finish their step, save and leave
             process.wait(PATIENCE_S)
 
-    def _first_step(self, process: subprocess.Popen[bytes], began_s: float) -> Start:
+    def _first_step(self, process: subprocess.Popen[bytes], began_s: float, num_ranks: int) -> Start:
         """Wait for the journal to tell of the save after the first step."""
+        cpu_s: float | None = None
         while time.time() - began_s < PATIENCE_S and process.poll() is None:
             events = read_journal(self.root / "work" / "foundation" / "journal.jsonl")
             began = [event for event in events if isinstance(event, Began)]
             saved = [event for event in events if isinstance(event, Saved)]
-            if began and saved:
+            if began and cpu_s is None:
+                ranks = [process.pid] if num_ranks == 1 else _children(process.pid)
+                cpu_s = sum(_cpu_s(rank) for rank in ranks)
+            if began and saved and cpu_s is not None:
                 ended_s = saved[0].time_s - saved[0].stall_s
                 before = {"launch": began[0].started_s - began_s}
-                return Start(ended_s - began_s, before | began[0].phases | {"first step": ended_s - began[0].time_s})
+                phases = before | began[0].phases | {"first step": ended_s - began[0].time_s}
+                return Start(ended_s - began_s, cpu_s, phases)
             time.sleep(0.01)
         raise RuntimeError((self.root / "said").read_text())
 
@@ -114,7 +128,8 @@ class Bench:
         command = [*_launched(num_ranks), str(self.root / "imports.py")]
         began_s = time.time()
         told = subprocess.run(command, env=self._environment(), cwd=self.root, stdout=subprocess.PIPE, check=True)
-        return Start(max(float(line) for line in told.stdout.split()) - began_s, {})
+        ended_s, cpu_s = zip(*(map(float, line.split()) for line in told.stdout.splitlines()), strict=True)
+        return Start(max(ended_s) - began_s, sum(cpu_s), {})
 
     def _environment(self) -> dict[str, str]:
         folders = {name: str(self.root / "kernels" / name) for name in KERNEL_FOLDERS}
@@ -144,6 +159,16 @@ def _launched(num_ranks: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
 
 
+def _children(process: int) -> list[int]:
+    tasks = Path(f"/proc/{process}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def _cpu_s(process: int) -> float:
+    words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _files(*folders: Path) -> Iterator[Path]:
     return (path for folder in folders for path in folder.rglob("*") if path.is_file())
 
@@ -155,19 +180,29 @@ def measure(bench: Bench, num_ranks: int, rounds: int) -> dict[Kind, list[Start]
     for number in range(rounds):
         for kind in KINDS:
             found[kind].append(bench.start(kind, num_ranks))
-            print(f"{num_ranks} ranks, round {number + 1}: {kind} {found[kind][-1].seconds:.1f} s", file=sys.stderr)
+            last = found[kind][-1]
+            said = f"{num_ranks} ranks, round {number + 1}: {kind} {last.seconds:.1f} s, {last.cpu_s:.1f} s of CPU"
+            print(said, file=sys.stderr)
     return found
 
 
-def summary(found: dict[Kind, list[Start]]) -> dict[str, object]:
+def summary(found: Mapping[Kind, list[Start]]) -> dict[str, object]:
     """Median and range by kind, medians of the parts, and how warm compares with the other two, round by round."""
     told: dict[str, object] = {}
     for kind, starts in found.items():
         parts = {name: _median([start.phases[name] for start in starts]) for name in starts[0].phases}
-        told[kind] = _spread([start.seconds for start in starts]) | ({"parts": parts} if parts else {})
-    warm, cold, bare = ([start.seconds for start in found[kind]] for kind in ("warm", "cold", "import"))
-    told["cold_over_warm"] = _spread([other / own for own, other in zip(warm, cold, strict=True)])
-    told["warm_over_import"] = _spread([own / other for own, other in zip(warm, bare, strict=True)])
+        told[kind] = {
+            "seconds": _spread([start.seconds for start in starts]),
+            "cpu_s": _spread([start.cpu_s for start in starts]),
+            "parts": parts,
+        }
+    compared: tuple[tuple[Kind, Kind], ...] = (("cold", "warm"), ("warm", "import"))
+    for over, under in compared:
+        pairs = list(zip(found[over], found[under], strict=True))
+        told[f"{over}_over_{under}"] = {
+            "seconds": _spread([one.seconds / other.seconds for one, other in pairs]),
+            "cpu_s": _spread([one.cpu_s / other.cpu_s for one, other in pairs]),
+        }
     return told
 
 

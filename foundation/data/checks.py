@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import duckdb
+from typing import TYPE_CHECKING
 
 from foundation.data.sources import Column, Source
 from foundation.data.sql import identifier, readable
 from serving.errors import Problem
+
+if TYPE_CHECKING:
+    import duckdb
 
 
 def row_problems(connection: duckdb.DuckDBPyConnection, source: Source) -> list[Problem]:

@@ -19,6 +19,9 @@ from foundation.data.schema import Schema
 from foundation.data.store import Store
 from serving.errors import MismatchError, Problem
 
+BATCHES_DEALT = 1024
+"""At once; where that ends within a row group of the store, the group is read once more."""
+
 
 class ReaderState(TypedDict):
     """Where a reader is, whatever the number of ranks.
@@ -169,9 +172,9 @@ class Reader:
     def _digest(self, num_read: int) -> str:
         return hashlib.sha256(self._positions[:num_read].astype("<i8").tobytes()).hexdigest()
 
-    def _steps(self, start: int) -> Iterator[_Step]:
-        """Every batch from a place in the selection on; each rank makes the same deal and takes its share."""
-        left, size = self._positions[start:], self._batch_requests
+    def _steps(self, start: int, stop: int) -> Iterator[_Step]:
+        """The batches between two places in the selection; each rank makes the same deal and takes its share."""
+        left, size = self._positions[start:stop], self._batch_requests
         mine = np.ones(len(left), dtype=bool)
         if self._world_size > 1:
             mine = deal(work_of(self._store, left, self._limits), size, self._world_size) == self._rank
@@ -180,8 +183,13 @@ class Reader:
             yield _Step(left[here][mine[here]], start + min(first + size, len(left)))
 
     def _made(self, start: int) -> Iterator[tuple[_Step, RequestBatch]]:
-        """Batches from a place in the selection on, cut from blocks that each come from one row group."""
-        steps = list(self._steps(start))
+        """Batches from a place in the selection on, so many dealt at once: the first one does not wait for the last."""
+        dealt = BATCHES_DEALT * self._batch_requests
+        for place in range(start, len(self._positions), dealt):
+            yield from self._cut(list(self._steps(place, place + dealt)))
+
+    def _cut(self, steps: list[_Step]) -> Iterator[tuple[_Step, RequestBatch]]:
+        """Their batches, cut from blocks that each come from one row group."""
         blocks = self._blocks.read(np.concatenate([*(step.positions for step in steps), self._positions[:0]]))
         pending: list[Block] = []
         for step in steps:

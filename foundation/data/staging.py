@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +19,9 @@ from foundation.data.schema import Schema
 from foundation.data.sources import Column, Source
 from foundation.data.sql import identifier, quote, readable
 from serving.errors import DataError
+
+if TYPE_CHECKING:
+    import duckdb
 
 ARROW = {"int": pa.int64(), "string": pa.large_string(), "number": pa.float64()}
 

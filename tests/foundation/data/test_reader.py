@@ -127,6 +127,20 @@ def test_the_work_of_a_request_is_what_is_read_for_it(log, whole):
     assert work_of(log.store, log.store.select(), limits).tolist() == expected
 
 
+@pytest.mark.parametrize("dealt", [1, 3, 7])
+@pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 2)])
+def test_what_is_read_does_not_depend_on_how_many_batches_are_dealt_at_once(log, monkeypatch, dealt, rank, world_size):
+    ranks = {"rank": rank, "world_size": world_size, "prefetch": 0}
+    with reading(log, **ranks) as reader:
+        expected = list(reader)
+    monkeypatch.setattr("foundation.data.reader.BATCHES_DEALT", dealt)
+    with reading(log, **ranks) as reader:
+        found = list(reader)
+    assert len(found) == len(expected) > 2 * dealt
+    for one, other in zip(found, expected, strict=True):
+        assert_equal(one, other)
+
+
 def test_a_rank_without_requests_still_takes_the_step(log):
     positions = log.store.select()[:1]
     batches = [next(iter(reading(log, positions, rank=rank, world_size=4))) for rank in range(4)]
