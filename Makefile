@@ -20,7 +20,7 @@ test: check ## everything that has to pass before a change lands
 check: setup ## format, lint, import contracts, types, tests; stops at the first kind that fails
 	@$(PYTHON) scripts/check.py
 
-torture: setup ## kill a training of two ranks twenty times: is it the one that was left alone? about ten minutes
+torture: setup ## kill a training of two ranks twenty times: is it the one that was left alone? about seven minutes
 	@$(PYTHON) -m benchmarks.torture
 
 fix: setup ## write formatting, the lint fixes that are safe, and docs/project-file.md
