@@ -83,8 +83,8 @@ def a_batch(job):
 def test_distillation_sends_no_gradient_into_the_serving_head(job_of, gradient_scale):
     job = job_of(gradient_scale=gradient_scale)
     with joined_world(1) as world:
-        model = build_student(job, world, Store.open(job.store, job.schema)).model
-        _, auxiliary = model(to_tensors(a_batch(job), world.device))
+        model = build_student(job, world, Store.open(job.store, job.schema)).sharded.model
+        _, auxiliary = model.of_batch(to_tensors(a_batch(job), world.device))
         named = {name: p for name, p in model.named_parameters() if ".collection." not in name}
         loss = distillation_loss(auxiliary, torch.zeros_like(auxiliary), label_scale=1.0)
         found = dict(zip(named, torch.autograd.grad(loss, list(named.values()), allow_unused=True), strict=True))

@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 def called(schema, config, batch_of):
     model = counting_model(schema, config)
     batch = batch_of([3, 0, 5], [2, 1, 4])
-    return model, batch, calls_of(model, lambda: model(to_tensors(batch, CPU)))
+    return model, batch, calls_of(model, lambda: model.of_batch(to_tensors(batch, CPU)))
 
 
 def test_parts_do_not_lie_inside_each_other_and_hold_nearly_all_flops(called):

@@ -6,15 +6,16 @@ import torch
 from foundation.config import ModelConfig
 from foundation.efficiency.flops import counting_model
 from foundation.efficiency.workload import kept_bytes
+from foundation.model.embedding import TableModel
 
 
 def test_what_the_backward_pass_needs_is_counted_once_and_without_parameters(batch_of):
-    class Square(torch.nn.Module):
+    class Square(TableModel):
         def __init__(self):
             super().__init__()
             self.weight = torch.nn.Parameter(torch.zeros(1, 5))
 
-        def forward(self, batch):
+        def of_batch(self, batch):
             x = torch.ones(len(batch.surfaces), 5).requires_grad_()
             y = x * self.weight  # keeps x and the weight
             return y * y  # keeps y, twice

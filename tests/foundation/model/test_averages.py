@@ -84,7 +84,7 @@ def test_scoring_leaves_the_mode_that_was_there(trainer_with, batch, average_ste
 
 def test_slowed_down_to_nothing_neither_optimizer_learns(trainer_with, batch):
     trainer = trainer_with(None)
-    tables = list(trainer.model.module.embedding.collection.parameters())
+    tables = list(trainer.sharded.model.embedding.collection.parameters())
     for factor, moves in ((0.0, False), (1.0, True)):
         before = [[parameter.detach().clone() for parameter in group] for group in (trainer.dense, tables)]
         trainer.slow_down(factor)

@@ -115,7 +115,7 @@ def test_dcnv2_reads_no_history_and_din_each_log(trainer, request_of, batched, s
         other = without_history(request, schema.data.events)
         other.histories = request.histories | {log: other.histories[log]}
         moved = (trainer.score(batched([other])) - whole).abs().nan_to_num().max()
-        assert (moved == 0) == isinstance(trainer.model.module, Dcnv2Model)
+        assert (moved == 0) == isinstance(trainer.sharded.model, Dcnv2Model)
 
 
 def test_din_reads_its_newest_events_alone(schema, config, world, request_of, batched):

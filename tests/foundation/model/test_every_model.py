@@ -71,7 +71,7 @@ def test_any_history_gives_finite_scores_and_gradients(trainer, request_of, batc
     assert outputs.isfinite().equal(exists)
     assert exists[:, 0].all()
     assert all(parameter.grad.isfinite().all() for parameter in trainer.dense)
-    assert all(value.isfinite().all() for value in trainer.model.module.embedding.collection.parameters())
+    assert all(value.isfinite().all() for value in trainer.sharded.model.embedding.collection.parameters())
 
 
 def test_bfloat16_products_score_nearly_the_same_and_keep_float32_logits(trainer, uneven, batched, monkeypatch):

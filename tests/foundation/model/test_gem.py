@@ -157,7 +157,7 @@ def test_a_first_batch_without_history_does_not_keep_the_attention_from_learning
 ):
     """The gradients of the first step decide which ones DistributedDataParallel reduces in all later ones."""
     trainer = Trainer(GemModel(schema, config), world, RATES)
-    encoder = nn.ModuleList([trainer.model.module.request.events, trainer.model.module.request.rounds])
+    encoder = nn.ModuleList([trainer.sharded.model.request.events, trainer.sharded.model.request.rounds])
     before: list[torch.Tensor] = []
     for lengths in [(0, 0), (0, 0), (5, 5)]:
         batch = batched([request_of(1, *lengths)])
