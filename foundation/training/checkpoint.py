@@ -240,15 +240,15 @@ def load_checkpoint(
             )
         )
     sizes = {name: entry.size for name, entry in found.items() if isinstance(entry, TensorStorageMetadata)}
-    recut_names = _sums_of_other_columns(tensors, sizes)
-    alike = {name: tensor for name, tensor in tensors.items() if name not in recut_names}
-    _check_sizes(checkpoint, sizes, alike, growth=growth or {})
-    as_saved = {name: torch.empty(sizes[name]) for name in recut_names}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # torch's advice to use DTensor, which is TorchRec's to take
+        recut_names = _sums_of_other_columns(tensors, sizes)
+        alike = {name: tensor for name, tensor in tensors.items() if name not in recut_names}
+        _check_sizes(checkpoint, sizes, alike, growth=growth or {})
+        as_saved = {name: torch.empty(sizes[name]) for name in recut_names}
         dcp.load(alike | as_saved, storage_reader=reader, planner=_LoadFirstRows())
-    if recut_names:
-        _fill_recut(tensors, as_saved, recut_names)
+        if recut_names:
+            _fill_recut(tensors, as_saved, recut_names)
     return orjson.loads((checkpoint / STATE_FILE).read_bytes())
 
 

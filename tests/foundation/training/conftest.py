@@ -123,17 +123,17 @@ def run_job(tmp_path_factory):
             environment = os.environ | (peers | {"RANK": str(rank)} if num_ranks > 1 else {})
             command = [sys.executable, TRAIN_JOB, description_file]
             ranks.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE))
-        return finished(ranks)
+        return finished(ranks, deadline_s=DEADLINE_S * (1 + len(jobs) // 4))
 
     return run
 
 
-def finished(processes):
+def finished(processes, *, deadline_s=DEADLINE_S):
     """Wait for all; once one has failed, the others only wait for it, and are ended."""
     results = {}
     with ThreadPoolExecutor(len(processes)) as pool:
         waits = {pool.submit(process.communicate): process for process in processes}
-        for wait in as_completed(waits, timeout=DEADLINE_S):
+        for wait in as_completed(waits, timeout=deadline_s):
             process = waits[wait]
             results[process.pid] = SimpleNamespace(returncode=process.returncode, errors=wait.result()[1].decode())
             if process.returncode not in (0, PREEMPTED):

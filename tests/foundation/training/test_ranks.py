@@ -95,6 +95,8 @@ def four_ranks(tmp_path_factory, log, job_of, run_job):
         "1D": {},
         "1D, nothing ahead": {"parallel": {"overlap": False}},
         "HSDP": {"parallel": {"dense_shard": 2}},
+        "bfloat16": {"precision": "bfloat16"},
+        "bfloat16, HSDP": {"precision": "bfloat16", "parallel": {"dense_shard": 2}},
         "columns": {"parallel": COLUMNS},
         "columns, SGD": {"table_optimizer": "sgd", "parallel": COLUMNS},
         "1D, SGD": {"table_optimizer": "sgd"},
@@ -139,6 +141,10 @@ def test_by_adagrad_copies_and_columns_stay_near_one_table(way, four_ranks, one_
     for name, moved in moves_of_rows(got[1]).items():
         ratio = moved / moves_of_rows(expected[1])[name]
         assert 2**-0.5 < ratio < 2**0.5, name
+
+
+def test_blocks_that_are_gathered_in_bfloat16_learn_what_whole_ones_do(four_ranks):
+    assert_close(four_ranks["bfloat16, HSDP"][1], four_ranks["bfloat16"][1])
 
 
 def test_copies_and_shards_of_the_dense_part_go_together(four_ranks):
