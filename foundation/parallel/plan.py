@@ -53,11 +53,9 @@ def table_plan(
     collection = _collection(model)
     widths = {_table(config.name): config.embedding_dim for config in collection.embedding_configs()}
     _check(pinned, widths, group_size)
-    if group_size == 1:
-        pinned = {}
-    # One rank has every table whole anyway, and then does not sort ids by rank.
-    free = WHOLE_ROWS if group_size > 1 else [ShardingType.TABLE_WISE.value]
-    kinds = {table: [pinned[table].kind] if table in pinned else free for table in widths}
+    if group_size == 1:  # it has every table whole anyway, and then does not sort ids by rank
+        return {table: TablePlacement(kind="table_wise", ranks=(0,)) for table in widths}
+    kinds = {table: [pinned[table].kind] if table in pinned else WHOLE_ROWS for table in widths}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         planner = EmbeddingShardingPlanner(
