@@ -213,6 +213,8 @@ class TablePlacement(Section):
     @model_validator(mode="after")
     def _ranks_fit_the_kind(self) -> Self:
         ranks = self.ranks
+        if self.kind == "row_wise" and ranks is not None:
+            raise ValueError("a table cut by rows is on all ranks of a sharding group: leave `ranks` out")
         if self.kind == "table_wise" and ranks is not None and len(ranks) != 1:
             raise ValueError(f"`ranks` of a whole table is one rank, such as [0], not {list(ranks)}")
         if self.kind == "column_wise" and (ranks is None or len(ranks) < 2):

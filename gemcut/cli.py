@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from foundation.parallel.failures import own_rank
 from foundation.training.preemption import Preempted
 from gemcut.console import Screen
 from gemcut.failed import tell_failure
@@ -80,8 +81,9 @@ def main() -> None:
             tell_failure(ProjectError(Problem("command line", expected, text, HELP)), screen)
         sys.exit(USAGE)
     except Preempted as stop:
-        screen.say(f"Stopped by SIGTERM: all that was learned is saved at step {stop.step:,}.")
-        screen.say("[dim]next:[/dim] the same command, which goes on from there")
+        if own_rank() == 0:
+            screen.say(f"Stopped by SIGTERM: all that was learned is saved at step {stop.step:,}.")
+            screen.say("[dim]next:[/dim] the same command, which goes on from there")
         sys.exit(stop.code)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)

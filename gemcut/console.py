@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from foundation.parallel.failures import PeerError
+from foundation.parallel.failures import PeerError, own_rank
 from serving.errors import UserError
 
 Tell = Callable[[float, str], None]
@@ -46,7 +46,9 @@ class Screen:
         self.people.print(text, soft_wrap=True)
 
     def result(self, value: Any, *, following: str) -> None:
-        """End a command: what to run next, and with `--json` the result as the last line."""
+        """End a command: what to run next, with `--json` the result as the last line; of several ranks the first."""
+        if own_rank() > 0:
+            return
         self.people.print(f"[dim]next:[/dim] {escape(following)}", soft_wrap=True)
         if self.as_json:
             sys.stdout.write(

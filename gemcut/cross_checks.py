@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from foundation.config import OF_LAYERS, RECIPE_READS, ModelConfig
+from foundation.config import OF_LAYERS, RECIPE_READS, ModelConfig, ParallelConfig
 from foundation.data.schema import (
     ITEM,
     SURFACE,
@@ -239,6 +239,15 @@ def check_history(schema: Schema, model: ModelConfig, placements: Mapping[str, P
             expected = f"at most {limit}, the `limit` of `data.events.{log}`"
             remedy = f"Lower it, or set `data.events.{log}.limit` to {asked}."
             yield Problem(where, expected, str(asked), remedy)
+
+
+def check_placements_of_tables(schema: Schema, parallel: ParallelConfig) -> Iterator[Problem]:
+    """Tables whose place is given are declared."""
+    known = {*schema.tables, SURFACE}
+    for table in parallel.tables:
+        if table not in known:
+            remedy = did_you_mean(table, known, "Remove it.")
+            yield Problem(f"foundation.parallel.tables.{table}", f"a table: {listed(known)}", f"`{table}`", remedy)
 
 
 def check_recipe(model: ModelConfig) -> Iterator[Problem]:

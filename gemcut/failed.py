@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from rich.markup import escape
 
 from foundation.parallel.failures import (
@@ -15,6 +17,9 @@ from foundation.parallel.failures import (
 )
 from gemcut.console import Screen
 from serving.errors import UserError
+
+AFTER_THE_FIRST_S = 3.0
+"""torchrun takes the rank that ends first for the one that failed first, and sends the others SIGTERM."""
 
 
 def tell_failure(error: Exception, screen: Screen) -> int | None:
@@ -31,6 +36,7 @@ def tell_failure(error: Exception, screen: Screen) -> int | None:
     if not first.is_own:
         if first.text != own.text:
             screen.say(escape(str(FollowError(first))))
+        time.sleep(AFTER_THE_FIRST_S)
         return first.exit_code
     if num_ranks() > 1 and not isinstance(error, PeerError):
         screen.say(f"[bold red]rank {own_rank()} of {num_ranks()} failed first[/bold red], the others end with it:")

@@ -107,6 +107,7 @@ def cross_problems(project: Project) -> list[Problem]:
         *checks.check_placements(project, placements),
         *checks.check_history(project, model, placements),
         *checks.check_recipe(model),
+        *checks.check_placements_of_tables(project, project.foundation.parallel),
         *checks.check_heads(model),
         *checks.check_cls_tokens(model),
         *checks.check_split(project.split),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
@@ -23,10 +24,8 @@ from torchrec.distributed.types import (
 
 from foundation.config import TablePlacement
 from foundation.model.embedding import TokenEmbedding, module_name
+from foundation.parallel.plan_cache import TablePlan, plan_digest, remembered_plan
 from serving.errors import Problem, ProjectError
-
-TablePlan = dict[str, TablePlacement]
-"""Where each table is; ranks are places in a sharding group."""
 
 WHOLE_ROWS = [ShardingType.ROW_WISE.value, ShardingType.TABLE_WISE.value]
 """What the planner may choose: a row's AdaGrad step depends on its whole gradient, and so the row is not cut."""
@@ -37,7 +36,12 @@ FUSED = EmbeddingComputeKernel.FUSED.value
 
 
 def table_plan(
-    model: nn.Module, pinned: Mapping[str, TablePlacement], *, group_size: int, device_type: str
+    model: nn.Module,
+    pinned: Mapping[str, TablePlacement],
+    *,
+    group_size: int,
+    device_type: str,
+    remembered_in: Path | None = None,
 ) -> TablePlan:
     """A placement for every table of a model, over `group_size` ranks; the same whichever rank computes it.
 
@@ -46,30 +50,49 @@ def table_plan(
         pinned: placements that are given, by table; one rank has all tables whole, whatever they are.
         group_size: ranks that share one copy of the tables.
         device_type: "cpu" or "cuda".
+        remembered_in: folder that keeps plans from start to start.
 
     Raises:
         ProjectError: a pinned table does not exist, or its placement does not fit the group.
     """
-    collection = _collection(model)
-    widths = {_table(config.name): config.embedding_dim for config in collection.embedding_configs()}
+    tables = _collection(model).embedding_configs()
+    widths = {_table(config.name): config.embedding_dim for config in tables}
     _check(pinned, widths, group_size)
     if group_size == 1:  # it has every table whole anyway, and then does not sort ids by rank
         return {table: TablePlacement(kind="table_wise", ranks=(0,)) for table in widths}
-    kinds = {table: [pinned[table].kind] if table in pinned else WHOLE_ROWS for table in widths}
+
+    def make() -> TablePlan:
+        return _planned(model, list(widths), pinned, group_size=group_size, device_type=device_type)
+
+    if remembered_in is None:
+        return make()
+    digest = plan_digest(tables, pinned, group_size=group_size, device_type=device_type)
+    return remembered_plan(remembered_in, digest, make)
+
+
+def _planned(
+    model: nn.Module,
+    tables: Sequence[str],
+    pinned: Mapping[str, TablePlacement],
+    *,
+    group_size: int,
+    device_type: str,
+) -> TablePlan:
+    kinds = {table: [pinned[table].kind] if table in pinned else WHOLE_ROWS for table in tables}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         planner = EmbeddingShardingPlanner(
             topology=Topology(world_size=group_size, compute_device=device_type),
-            constraints={module_name(table): ParameterConstraints(sharding_types=kinds[table]) for table in widths},
+            constraints={module_name(table): ParameterConstraints(sharding_types=kinds[table]) for table in tables},
         )
-        chosen = planner.plan(model, [sharder()])
-    (tables,) = chosen.plan.values()
+        (chosen,) = planner.plan(model, [sharder()]).plan.values()
     plan: TablePlan = {}
-    for name, found in cast("dict[str, ParameterSharding]", tables).items():
+    for name, found in cast("dict[str, ParameterSharding]", chosen).items():
         table = _table(name)
         given = pinned.get(table)
         ranks = given.ranks if given is not None and given.ranks is not None else tuple(found.ranks or ())
-        plan[table] = TablePlacement.model_validate({"kind": found.sharding_type, "ranks": ranks})
+        by_rows = found.sharding_type == ShardingType.ROW_WISE.value
+        plan[table] = TablePlacement.model_validate({"kind": found.sharding_type, "ranks": None if by_rows else ranks})
     return plan
 
 

@@ -17,6 +17,8 @@ from foundation.config import TablePlacement
 from serving.errors import UserError
 
 TablePlan = dict[str, TablePlacement]
+"""Where each table is; ranks are places in a sharding group."""
+
 _PLAN: TypeAdapter[TablePlan] = TypeAdapter(TablePlan)
 
 

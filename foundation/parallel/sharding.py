@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
@@ -23,7 +24,8 @@ from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingEnv2D
 from foundation.config import ParallelConfig
 from foundation.model.embedding import TableModel, module_name
 from foundation.parallel.mesh import REPLICATE, SHARD, Meshes, group_of, meshes
-from foundation.parallel.plan import TablePlan, move_to_group, sharder, sharding_plan, table_plan
+from foundation.parallel.plan import move_to_group, sharder, sharding_plan, table_plan
+from foundation.parallel.plan_cache import TablePlan
 from foundation.parallel.shards import Shard, local_shards
 from foundation.parallel.table_rows import first_rows
 from foundation.parallel.world import World
@@ -113,7 +115,13 @@ class ShardedModel:
 
 
 def shard(
-    model: TableModel, world: World, config: ParallelConfig, *, optimizer: TableOptimizer, matmul: torch.dtype
+    model: TableModel,
+    world: World,
+    config: ParallelConfig,
+    *,
+    optimizer: TableOptimizer,
+    matmul: torch.dtype,
+    plans: Path | None = None,
 ) -> ShardedModel:
     """Give the model's tables memory, rank by rank, their first rows, and their optimizer; spread the dense part.
 
@@ -125,11 +133,17 @@ def shard(
         config: how.
         optimizer: of the tables.
         matmul: type of matrix products; what is gathered for them has it too.
+        plans: folder that keeps plans from start to start.
     """
     groups = meshes(world, config)
     scale = optimizer.scale(groups.num_table_copies)
-    device_type = world.device.type
-    plan = table_plan(model, config.tables, group_size=groups.table_group_size, device_type=device_type)
+    plan = table_plan(
+        model,
+        config.tables,
+        group_size=groups.table_group_size,
+        device_type=world.device.type,
+        remembered_in=plans,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tables = sharder(optimizer.fused(scale))

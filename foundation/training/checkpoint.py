@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from eval.artifacts import FileDigest, digests_of, fingerprint, staged_folder, verify_files, write_json
 from foundation.data.schema import Schema
 from foundation.parallel.column_sums import recut
+from foundation.parallel.reduce import of_all_ranks
 from foundation.parallel.world import World
 from foundation.training.lineage import Growth, Lineage, growth_since
 from serving.errors import DamagedError, MismatchError, Problem
@@ -229,12 +230,13 @@ def load_checkpoint(
     reader = HuggingFaceStorageReader(str(checkpoint))
     found = reader.read_metadata().state_dict_metadata
     saved = set(found)
-    if saved != set(tensors):
-        odd = sorted(saved ^ set(tensors))
+    ours = set[str]().union(*of_all_ranks(list(tensors)))  # a rank has the optimizer's state of its own tables alone
+    if saved != ours:
+        odd = sorted(saved ^ ours)
         raise MismatchError(
             Problem(
                 where=str(checkpoint),
-                expected=f"the model's {len(tensors)} tensors",
+                expected=f"the model's {len(ours)} tensors",
                 got=f"{len(saved)} tensors; the first of {len(odd)} that differ is {odd[0]}",
                 remedy="The checkpoint is of another model: restore the project file it was made with.",
             )

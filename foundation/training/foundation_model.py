@@ -18,6 +18,7 @@ from torch import Tensor
 from eval.artifacts import write_json
 from eval.progressive import StreamMetrics
 from foundation.data.store import Store, moment_of
+from foundation.data.verified import cache_of
 from foundation.goodput.journal import Journal
 from foundation.goodput.ranks import RankMeasures, RankMeter
 from foundation.model.heads import SurfaceObjectiveHeads
@@ -101,6 +102,7 @@ def build_trainer(job: FoundationJob, world: World, store: Store) -> Trainer:
         accumulate=training.accumulate,
         table_optimizer=training.table_optimizer,
         parallel=job.config.parallel,
+        plans=cache_of(store.folder),
     )
     model = RECIPES[job.config.model.recipe](job.schema, job.config.model)
     positions = store.select(job.surfaces, end=job.cut)

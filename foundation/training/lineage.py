@@ -73,7 +73,13 @@ def growth_since(saved: Lineage, now: Lineage, schema: Schema, *, where: str) ->
         MismatchError: something else differs; every part that does is named.
     """
     paths = dict.fromkeys((*now.fixed, *saved.fixed))
-    changed = {path: "another one" for path in paths if saved.fixed.get(path) != now.fixed.get(path)}
+    differing = [path for path in paths if saved.fixed.get(path) != now.fixed.get(path)]
+    changed: dict[str, str] = {}
+    for path in differing:  # settings of one section together: one that was set may bring others along
+        section = path.rpartition(".")[0] if path.startswith("foundation.") else path
+        others = changed.get(section)
+        name = path.rpartition(".")[2]
+        changed[section] = f"{others}, `{name}`" if others else f"another value of `{name}`"
     growth: Growth = {}
     for name, before in saved.vocabularies.items():
         values = (schema.id_space(name).values if name in now.vocabularies else None) or ()

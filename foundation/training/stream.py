@@ -19,6 +19,7 @@ from foundation.training.rates import Rate, constant
 from foundation.training.saver import CheckpointPolicy, Saver
 from foundation.training.trainer import Trainer
 from foundation.training.visits import Visit, Visits, VisitsPlace
+from serving.errors import Problem, UserError
 
 Progress = Callable[[float, str], None]
 
@@ -112,6 +113,7 @@ def learn(
     tally, started, device = _Tally(), time.perf_counter(), trainer.world.device
     saved_at = resumed_at or -1
     total = max(step + len(visits), 1)
+    _check_accumulated(trainer.config.accumulate, total)
     wanted = (False, False)  # to leave, to save: what is asked in the middle of an accumulated step waits for its end
     with Saver(policy, trainer.world) as saver, termination_asked() as asked:
 
@@ -149,6 +151,13 @@ def learn(
     newest = checkpoints.list_checkpoints(policy.folder)[-1].name
     seconds = time.perf_counter() - started
     return StreamReport(step, seconds=seconds, resumed_at_step=resumed_at, checkpoint=newest, **asdict(tally))
+
+
+def _check_accumulated(accumulate: int, num_batches: int) -> None:
+    if accumulate > num_batches:
+        expected = f"at most the {num_batches:,} batches of the pass, and far fewer for a model that learns"
+        remedy = "Lower it, or `batch_requests`."
+        raise UserError(Problem("foundation.training.accumulate", expected, f"{accumulate:,}", remedy))
 
 
 def _resume(trainer: Trainer, visits: Visits, recorder: Recorder, policy: CheckpointPolicy) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -28,6 +29,7 @@ class TrainerConfig:
         accumulate: batches whose dense gradients are averaged for one step of the dense part; tables learn from each.
         table_optimizer: `adagrad` is row-wise AdaGrad.
         parallel: how the model is spread over ranks.
+        plans: folder that keeps TorchRec's plans from start to start.
     """
 
     dense_learning_rate: float
@@ -39,6 +41,7 @@ class TrainerConfig:
     accumulate: int = 1
     table_optimizer: Literal["adagrad", "sgd"] = "adagrad"
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    plans: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,9 @@ class Trainer:
         self.world = world
         self.config = config
         optimizer = TableOptimizer(config.table_learning_rate, config.table_optimizer)
-        self.sharded = shard(model, world, config.parallel, optimizer=optimizer, matmul=config.matmul)
+        self.sharded = shard(
+            model, world, config.parallel, optimizer=optimizer, matmul=config.matmul, plans=config.plans
+        )
         self.model = self.sharded.parallel
         named = [(name, p) for name, p in self.model.named_parameters() if ".collection." not in name]
         self.dense = [parameter for _, parameter in named]

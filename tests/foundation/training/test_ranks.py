@@ -183,7 +183,7 @@ def test_a_run_of_two_ranks_that_died_is_finished_by_one(tmp_path, one_rank, log
 def test_ranks_save_and_leave_together_when_one_is_asked_to_and_other_numbers_go_on(
     tmp_path, one_rank, log, job_of, run_job
 ):
-    job = job_of(tmp_path)
+    job = job_of(tmp_path, parallel={"tables": {"item": {"kind": "table_wise", "ranks": [1]}}})
     for rank in run_job(job, 4, moment="asked after step 6"):
         assert rank.returncode == PREEMPTED, rank.errors
     assert [path.name for path in list_checkpoints(job.folder / "checkpoints")] == ["step-00000004", "step-00000007"]
