@@ -55,7 +55,8 @@ def check_past(past: Past, store: Store) -> None:
     num_read, read_to = past["places"][-1], past["times"][-1]
     if int(store.times[0]) > past["first_time"]:
         got = f"a store that begins at {moment_of(int(store.times[0]))}"
-        remedy = "Earlier days must stay: histories, late labels and students read them. Prepare all days together."
+        remedy = "Prepare all days together, as histories, late labels and students read them all; or start again with "
+        remedy += "`gemcut train --fresh`."
         raise _mismatch(f"requests from {moment_of(past['first_time'])} on", got, remedy)
     if store.manifest.num_requests < num_read:
         got = f"a store of {store.manifest.num_requests:,}"

@@ -47,6 +47,7 @@ def local_part(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor that `fully_shard` has cut; of others the tensor itself.
 
     Example:
+        >>> import torch
         >>> whole = torch.ones(2)
         >>> local_part(whole) is whole
         True

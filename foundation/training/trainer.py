@@ -127,6 +127,8 @@ class Trainer:
         scores = self._score(inputs) if scored and self.averages else None
         outputs = self._outputs(inputs)
         loss = loss_of(outputs)
+        if self.is_between_steps:
+            self.dense_optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if self.sharded.average_copies is not None:
             self.sharded.average_copies()
@@ -144,7 +146,6 @@ class Trainer:
         for parameters in self._clipped:
             clip_together(parameters, self.config.gradient_clip, self.sharded.meshes)
         self.dense_optimizer.step()
-        self.dense_optimizer.zero_grad(set_to_none=True)
         self._num_accumulated = 0
         if self.averages:
             self._take_into_average()
