@@ -96,7 +96,7 @@ class OfRequests:
     Attributes:
         tokens: [B, n, D], after the rounds.
         inputs: [B, I] ids and numbers as they came.
-        histories: encoded: one a log, or one of all.
+        histories: as the rounds left them: one a log, or one of all.
     """
 
     tokens: Tensor
@@ -131,7 +131,7 @@ class RequestSide(nn.Module):
     def forward(
         self, embedded: dict[str, Tensor], batch: RequestTensors, read: dict[str, HistoryTensors]
     ) -> OfRequests:
-        """Embeddings by feature key, the batch, and its histories as the encoder reads them."""
+        """Embeddings by feature key, the batch, and the newest events of its histories."""
         ids = torch.stack([embedded[key] for key in self.keys], dim=1)
         numbers = self.numbers.encode(batch.numbers)
         x = torch.cat([ids, self.numbers.tokens_of(numbers)], dim=1)
@@ -201,7 +201,7 @@ class CandidateSide(nn.Module):
         own = torch.stack([*ids, *answers], dim=1)
         tokens, beside = [own, self.numbers.tokens_of(numbers)], [numbers]
         if self.match is not None:
-            signals = batch.matches(self.num_fields)  # with whole histories, longer than what is encoded
+            signals = batch.matches(self.num_fields)  # with whole histories, longer than what is read
             tokens.append(self.match(signals).unflatten(1, (MATCH_TOKENS, -1)))
             beside.append(signals)
         x = torch.cat([request.tokens.index_select(0, owner), *tokens], dim=1)

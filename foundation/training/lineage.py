@@ -6,7 +6,7 @@ What was learned is compared in `foundation.data.past`; this is about the projec
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -74,12 +74,7 @@ def growth_since(saved: Lineage, now: Lineage, schema: Schema, *, where: str) ->
     """
     paths = dict.fromkeys((*now.fixed, *saved.fixed))
     differing = [path for path in paths if saved.fixed.get(path) != now.fixed.get(path)]
-    changed: dict[str, str] = {}
-    for path in differing:  # settings of one section together: one that was set may bring others along
-        section = path.rpartition(".")[0] if path.startswith("foundation.") else path
-        others = changed.get(section)
-        name = path.rpartition(".")[2]
-        changed[section] = f"{others}, `{name}`" if others else f"another value of `{name}`"
+    changed = _by_section(differing)
     growth: Growth = {}
     for name, before in saved.vocabularies.items():
         values = (schema.id_space(name).values if name in now.vocabularies else None) or ()
@@ -94,6 +89,27 @@ def growth_since(saved: Lineage, now: Lineage, schema: Schema, *, where: str) ->
     if changed:
         raise MismatchError([Problem(f"{where}: {path}", expected, got, remedy) for path, got in changed.items()])
     return growth
+
+
+def _by_section(paths: Sequence[str]) -> dict[str, str]:
+    """What to say of parts that differ, by where; several settings of one section together, as one brings others along.
+
+    Example:
+        >>> _by_section(["data.impressions", "foundation.model.sequence", "foundation.model.heads"])
+        {'data.impressions': 'another one', 'foundation.model': 'other values of `sequence`, `heads`'}
+    """
+    of_sections: dict[str, list[str]] = {}
+    for path in paths:
+        section = path.rpartition(".")[0] if path.startswith("foundation.") else path
+        of_sections.setdefault(section, []).append(path)
+    said: dict[str, str] = {}
+    for section, inside in of_sections.items():
+        if len(inside) == 1:
+            said[inside[0]] = "another one"
+        else:
+            names = [f"`{path.rpartition('.')[2]}`" for path in inside]
+            said[section] = f"other values of {', '.join(names)}"
+    return said
 
 
 def _without_files(section: dict[str, Any] | None) -> dict[str, Any] | None:

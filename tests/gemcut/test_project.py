@@ -416,6 +416,24 @@ SECTIONS = {
         "foundation.model.cross_rank",
         "`cross_layers` above 0 8",
     ),
+    "a place of a table that there is not": (
+        "name: shop",
+        "name: shop\nfoundation: {parallel: {tables: {itm: {kind: row_wise}}}}",
+        "foundation.parallel.tables.itm",
+        "`itm` `item` mean",
+    ),
+    "ranks of a table that is on all": (
+        "name: shop",
+        "name: shop\nfoundation: {parallel: {tables: {item: {kind: row_wise, ranks: [0]}}}}",
+        "foundation.parallel.tables.item",
+        "all ranks leave out",
+    ),
+    "columns that nobody holds": (
+        "name: shop",
+        "name: shop\nfoundation: {parallel: {tables: {item: {kind: column_wise}}}}",
+        "foundation.parallel.tables.item",
+        "at least two [0, 1]",
+    ),
     "nothing to learn": (
         "click: {}\n  buy: {delay: 7d, surfaces: [home]}",
         "click: {weight: 0}\n  buy: {weight: 0}",

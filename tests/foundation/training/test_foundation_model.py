@@ -347,6 +347,11 @@ def test_what_does_not_change_the_numbers_may_change_between_stop_and_resume(tmp
     assert resumed.checkpoints == ["step-00000026"]
 
 
+def test_a_dense_part_that_would_hardly_take_a_step_is_refused(tmp_path, job_of):
+    with pytest.raises(UserError, match=r"foundation\.training\.accumulate: .* at most the 26 batches"):
+        train(job_of(tmp_path, accumulate=27))
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [

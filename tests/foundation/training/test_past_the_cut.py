@@ -100,7 +100,7 @@ def test_a_training_that_stopped_before_the_cut_gives_no_labels_until_it_has_gon
 
 def test_an_unfinished_training_of_another_run_is_refused_as_that(tmp_path, later_job, log):
     train_and_stop(later_job(tmp_path, until_us=log.until_us), 6)
-    with pytest.raises(MismatchError, match=r"foundation\.training: .* another value of `seed`"):
+    with pytest.raises(MismatchError, match=r"foundation\.training\.seed: .* another one"):
         label(LabelJob(later_job(tmp_path, seed=4), tmp_path / "labels", log.until_us))
 
 
