@@ -143,7 +143,7 @@ class Watch:
                 board.set(f"sign/{own_rank()}", orjson.dumps(asdict(self._sign())).decode())
                 lost = 0
             except RuntimeError:
-                lost += board is not None
+                lost += board is not None or self._journal.has_begun  # before that, it may not be there yet
                 if lost == LOST_BEATS and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
                     self._end(_orphaned())
             still = still + 1 if self._journal.moves == moves else 0

@@ -9,7 +9,7 @@ from foundation.config import TablePlacement
 from foundation.parallel.plan_cache import plan_digest, remembered_plan
 
 PLAN = {
-    "item": TablePlacement.model_validate({"kind": "row_wise", "ranks": [0, 1]}),
+    "item": TablePlacement.model_validate({"kind": "row_wise"}),
     "user": TablePlacement.model_validate({"kind": "table_wise", "ranks": [1]}),
 }
 TABLE = EmbeddingConfig(name="table_item", num_embeddings=100, embedding_dim=8, feature_names=["item"])
