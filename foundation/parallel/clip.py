@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from foundation.parallel.mesh import SHARD, Meshes, group_of
+from foundation.parallel.mesh import SHARD, Meshes
 from foundation.parallel.shards import local_part
 
 
@@ -27,7 +27,7 @@ def clip_together(parameters: Sequence[nn.Parameter], most: float, groups: Meshe
     if groups.dense_group_size > 1:
         parts = [local_part(p.grad) for p in cut if p.grad is not None]
         squares = nn.utils.get_total_norm(parts).square() if parts else torch.zeros_like(norm)
-        dist.all_reduce(squares, group=group_of(groups.dense, SHARD))
+        dist.all_reduce(squares, group=groups.dense.get_group(SHARD))
         norm = (norm.square() + squares).sqrt()
     for kind in (whole, cut):
         nn.utils.clip_grads_with_norm_(kind, most, norm)

@@ -14,7 +14,7 @@ def recut(sums: Tensor, num_rows: int, num_parts: int) -> Tensor:
     Args:
         sums: [k * num_rows], part after part.
         num_rows: of the table.
-        num_parts: wanted; it divides k, or k divides it.
+        num_parts: wanted. Where it does not divide k, nor k it, every part begins with the whole row's.
 
     Returns:
         [num_parts * num_rows].
@@ -24,8 +24,12 @@ def recut(sums: Tensor, num_rows: int, num_parts: int) -> Tensor:
         >>> two_parts = torch.tensor([1.0, 2.0, 3.0, 6.0])
         >>> recut(two_parts, 2, 1).tolist(), recut(two_parts, 2, 4).tolist()
         ([2.0, 4.0], [1.0, 2.0, 1.0, 2.0, 3.0, 6.0, 3.0, 6.0])
+        >>> recut(two_parts, 2, 3).tolist()
+        [2.0, 4.0, 2.0, 4.0, 2.0, 4.0]
     """
     parts = sums.unflatten(0, (-1, num_rows))
-    if num_parts <= len(parts):
+    if len(parts) % num_parts == 0:
         return parts.unflatten(0, (num_parts, -1)).mean(1).flatten()
+    if num_parts % len(parts):
+        parts = parts.mean(0, keepdim=True)
     return parts.repeat_interleave(num_parts // len(parts), dim=0).flatten()

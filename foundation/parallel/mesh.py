@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from foundation.config import ParallelConfig
@@ -67,11 +66,6 @@ def strided_groups(world_size: int, group_size: int) -> list[list[int]]:
     """
     num_groups = world_size // group_size
     return [list(range(group, world_size, num_groups)) for group in range(num_groups)]
-
-
-def group_of(mesh: DeviceMesh, name: str) -> dist.ProcessGroup:
-    """This rank's process group along a dimension."""
-    return mesh.get_group(name)
 
 
 def _mesh(groups: list[list[int]], world: World) -> DeviceMesh:

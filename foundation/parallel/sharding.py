@@ -23,7 +23,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingEnv2D
 
 from foundation.config import ParallelConfig
 from foundation.model.embedding import TableModel, module_name
-from foundation.parallel.mesh import REPLICATE, SHARD, Meshes, group_of, meshes
+from foundation.parallel.mesh import REPLICATE, SHARD, Meshes, meshes
 from foundation.parallel.plan import move_to_group, sharder, sharding_plan, table_plan
 from foundation.parallel.plan_cache import TablePlan
 from foundation.parallel.shards import Shard, local_shards
@@ -180,8 +180,8 @@ def _spread(
         move_to_group(found, world.rank % copies, copies, device_type=device.type)
         mesh = groups.tables
         env = ShardingEnv2D(
-            sharding_pg=group_of(mesh, SHARD),
-            replica_pg=group_of(mesh, REPLICATE),
+            sharding_pg=mesh.get_group(SHARD),
+            replica_pg=mesh.get_group(REPLICATE),
             global_pg=everyone,
             device_mesh=mesh,
         )
@@ -231,7 +231,7 @@ def _fill(place: Shard, seed: int) -> None:
 
 def _average_over(groups: Meshes, parallel: DistributedModelParallel) -> Callable[[], None]:
     """The mean over copies of all rows and all AdaGrad sums, as `DMPCollection.sync` takes it; gloo has no mean."""
-    group, copies = group_of(groups.tables, REPLICATE), groups.num_table_copies
+    group, copies = groups.tables.get_group(REPLICATE), groups.num_table_copies
     values = dict(parallel.state_dict())
     for table, state in parallel.fused_optimizer.state_dict()["state"].items():
         values |= {f"{table}.{name}": value for name, value in state.items()}
