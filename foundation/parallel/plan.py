@@ -25,6 +25,7 @@ from torchrec.distributed.types import (
 from foundation.config import TablePlacement
 from foundation.model.embedding import TokenEmbedding, module_name
 from foundation.parallel.plan_cache import TablePlan, plan_digest, remembered_plan
+from foundation.parallel.reduce import of_first_rank
 from serving.errors import Problem, ProjectError
 
 WHOLE_ROWS = [ShardingType.ROW_WISE.value, ShardingType.TABLE_WISE.value]
@@ -43,7 +44,9 @@ def table_plan(
     device_type: str,
     remembered_in: Path | None = None,
 ) -> TablePlan:
-    """A placement for every table of a model, over `group_size` ranks; the same whichever rank computes it.
+    """A placement for every table of a model, in the model's order, over `group_size` ranks; as the first rank has it.
+
+    TorchRec builds tables in the order of their plan, with collectives of all ranks: one order for all of them.
 
     Args:
         model: with one `TokenEmbedding`, on the meta device.
@@ -64,10 +67,14 @@ def table_plan(
     def make() -> TablePlan:
         return _planned(model, list(widths), pinned, group_size=group_size, device_type=device_type)
 
-    if remembered_in is None:
-        return make()
-    digest = plan_digest(tables, pinned, group_size=group_size, device_type=device_type)
-    return remembered_plan(remembered_in, digest, make)
+    def recall() -> TablePlan:
+        if remembered_in is None:
+            return make()
+        digest = plan_digest(tables, pinned, group_size=group_size, device_type=device_type)
+        return remembered_plan(remembered_in, digest, make)
+
+    found = of_first_rank(recall)
+    return {table: found[table] for table in widths}
 
 
 def _planned(

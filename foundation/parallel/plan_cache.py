@@ -39,9 +39,9 @@ def remembered_plan(folder: Path, digest: str, make: Callable[[], TablePlan]) ->
     and not here. A file that is not whole is made anew.
 
     Args:
-        folder: all ranks may read and write the same one at once.
+        folder: several trainings may read and write the same one at once.
         digest: of `plan_digest`.
-        make: gives the same plan on every rank.
+        make: makes the plan.
     """
     path = folder / f"plan-{digest[:32]}.json"
     try:

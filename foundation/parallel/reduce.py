@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 def mean_over_ranks(values: Tensor) -> Tensor:
@@ -49,6 +52,20 @@ def of_all_ranks(value: Any) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def of_first_rank(make: Callable[[], T]) -> T:
+    """What the first rank makes, on every rank; any picklable value, for rare use.
+
+    Example:
+        >>> of_first_rank(lambda: 3)
+        3
+    """
+    if not _has_peers():
+        return make()
+    values = [make() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(values, src=0)
+    return cast("T", values[0])
 
 
 def _has_peers() -> bool:

@@ -3,10 +3,15 @@
 import dataclasses
 
 import pytest
+from torch import nn
 from torchrec import EmbeddingConfig
 
 from foundation.config import TablePlacement
+from foundation.model.embedding import TokenEmbedding
+from foundation.parallel.plan import table_plan
 from foundation.parallel.plan_cache import plan_digest, remembered_plan
+from foundation.parallel.world import joined_world
+from tests.foundation.training.conftest import read_schema
 
 PLAN = {
     "item": TablePlacement.model_validate({"kind": "row_wise"}),
@@ -58,3 +63,16 @@ def test_where_nothing_can_be_kept_it_is_made_each_time(tmp_path, make):
     (tmp_path / "file").touch()
     assert [remembered_plan(tmp_path / "file", digest(), make) for _ in range(2)] == [PLAN] * 2
     assert len(make.made) == 2
+
+
+def test_tables_are_in_the_model_s_order_whether_the_plan_was_made_or_read(tmp_path):
+    """TorchRec meets the other ranks table by table: a rank that reads what another has just made meets it in order."""
+    schema, _ = read_schema()
+    model = nn.Sequential(TokenEmbedding(schema, (), 8))
+    with joined_world(1):
+        orders = [
+            list(table_plan(model, {}, group_size=2, device_type="cpu", remembered_in=tmp_path)) for _ in range(2)
+        ]
+    expected = [config.name.removeprefix("table_") for config in model[0].collection.embedding_configs()]
+    assert expected != sorted(expected)
+    assert orders == [expected, expected]
