@@ -6,13 +6,11 @@ logged with, parameters and tags are set to the same value. The position of what
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from eval.artifacts import write_json
+from eval.locks import lock_held
 from serving.errors import Problem, UserError
 
 log = logging.getLogger(__name__)
@@ -97,19 +96,8 @@ def sync(run_folder: Path, uri: str) -> int:
     if not spool.exists():
         problem = Problem(str(spool), "the spool of a tracked run", "no such file", "Name the folder of a run.")
         raise UserError(problem)
-    with _only_one(run_folder) as alone:
+    with lock_held(run_folder / ".tracking.lock") as alone:
         return _Replay.open(run_folder, uri).send_all() if alone else 0
-
-
-@contextmanager
-def _only_one(run_folder: Path) -> Iterator[bool]:
-    with (run_folder / ".tracking.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
 
 
 @dataclass(slots=True)

@@ -89,7 +89,7 @@ def tell_spread(spread: Spread | None, screen: Screen) -> None:
     """Which ranks hold which tables, by kind; nothing of a model that one rank has whole."""
     if spread is None or spread.num_ranks == 1:
         return
-    copies = spread.num_ranks // spread.sharding_group
+    copies = spread.num_table_copies
     in_copies = f"in {copies} copies, each over {spread.sharding_group}" if copies > 1 else "over all"
     by_kind: dict[str, list[str]] = {}
     for table, placement in spread.tables.items():

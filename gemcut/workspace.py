@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from eval.locks import only_one
 from gemcut.project import LoadedProject
 
 if TYPE_CHECKING:
     from foundation.training.job import FoundationJob
     from transfer.distill import Arm, StudentJob
+
+LAST_BREATH_S = 10.0
+"""What is left of a training whose launcher was killed ends by itself within this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,7 @@ class Workspace:
         bundles/PLACEMENT/                DIGEST/ the bundle, current the name of the newest, requests.jsonl for replay
         verdicts/PLACEMENT.json           the latency gate's
         report/                           report.html, report.json, metrics.json
+        locks/                            `foundation`, or a placement's name: held by who trains there
         mlflow.db, mlartifacts/           tracking, unless another server is named
     """
 
@@ -59,6 +66,19 @@ class Workspace:
     def report(self) -> Path:
         """Folder of the newest evaluation."""
         return self.work / "report"
+
+    @contextmanager
+    def training_alone(self, *names: str) -> Iterator[None]:
+        """Hold the locks of what is trained, `foundation` or placements, within the block.
+
+        Raises:
+            UserError: another process is at it, and stays.
+        """
+        with ExitStack() as held:
+            for name in names:
+                what = f"{self.work}: training of {name}"
+                held.enter_context(only_one(self.work / "locks" / name, what=what, patience_s=LAST_BREATH_S))
+            yield
 
     def student(self, placement: str, seed: int, arm: Arm) -> Path:
         """Folder of one student or twin."""

@@ -7,7 +7,6 @@ that was killed goes on after its last whole file. Work lies in `TARGET.partial`
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 import orjson
 
 from eval.artifacts import MANIFEST_FILE, disk_errors, verify_files, write_file, write_json
+from eval.locks import only_one
 from foundation.data.checks import duplicate_problems, row_problems
 from foundation.data.parts import check_row_ids, write_parts
 from foundation.data.past_sums import write_past
@@ -166,13 +166,7 @@ def _finished(target: Path, inputs: str) -> StoreManifest | None:
 @contextmanager
 def _workplace(partial: Path, inputs: str, say: Progress) -> Iterator[None]:
     """The folder of an unfinished run, kept if it was of the same inputs, emptied if not; locked for this process."""
-    partial.mkdir(parents=True, exist_ok=True)
-    with (partial / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            remedy = "Wait for it, or stop it; then run the same command again."
-            raise UserError(Problem(str(partial), "one run at a time", "another one at work", remedy)) from error
+    with only_one(partial / "lock", what=str(partial)):
         record = partial / "inputs"
         if record.exists() and record.read_text() == inputs:
             say(0.0, "going on from an unfinished run")

@@ -6,12 +6,24 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 NUM_BINS = 16
 NUM_CHANNELS = 8
 
 NumberGroup = Literal["request", "candidate"]
+
+
+def quantile_edges(sample: NDArray[np.float32]) -> Tensor:
+    """[S, F] numbers of at least one row → [F, NUM_BINS + 1] float64: the quantiles that bins begin and end at.
+
+    Example:
+        >>> quantile_edges(np.arange(33, dtype=np.float32)[:, None])[0, :3].tolist()
+        [0.0, 2.0, 4.0]
+    """
+    edges = np.quantile(sample.astype(np.float64), np.linspace(0, 1, NUM_BINS + 1), axis=0)
+    return torch.from_numpy(edges.T.copy())
 
 
 class NumberEncoding(nn.Module):
@@ -41,10 +53,9 @@ class NumberEncoding(nn.Module):
         self.weight = nn.Parameter(torch.randn(num_features, NUM_BINS, NUM_CHANNELS) * 0.3 * NUM_BINS**-0.5)
         self.bias = nn.Parameter(torch.zeros(num_features, 1, NUM_CHANNELS))
 
-    def fit(self, sample: Tensor) -> None:
-        """Take the bins' edges from the quantiles of a sample, [S, F], S at least 1."""
-        edges = np.quantile(sample.double().numpy(), np.linspace(0, 1, NUM_BINS + 1), axis=0)
-        low, high = torch.from_numpy(edges[:-1]).t(), torch.from_numpy(edges[1:]).t()
+    def fit(self, edges: Tensor) -> None:
+        """Take the bins' edges, [F, NUM_BINS + 1] as `quantile_edges` has them."""
+        low, high = edges[:, :-1], edges[:, 1:]
         self.low.copy_(low)
         self.scale.copy_(1 / (high - low).clamp(min=1e-6))
 

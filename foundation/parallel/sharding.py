@@ -83,6 +83,11 @@ class Spread:
     dense_shard: int
     tables: dict[str, dict[str, Any]]
 
+    @property
+    def num_table_copies(self) -> int:
+        """M, groups of ranks with all tables each."""
+        return self.num_ranks // self.sharding_group
+
 
 @dataclass(frozen=True, slots=True)
 class ShardedModel:

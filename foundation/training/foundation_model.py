@@ -29,6 +29,7 @@ from foundation.parallel.sharding import Spread
 from foundation.parallel.watch import watched
 from foundation.parallel.world import World, joined_world
 from foundation.soft_labels import Teacher, restamp_soft_labels
+from foundation.training.beginning import beginning
 from foundation.training.checkpoint import (
     Identity,
     check_identity,
@@ -41,7 +42,6 @@ from foundation.training.job import FoundationJob
 from foundation.training.lineage import Growth, lineage_of
 from foundation.training.loss import masked_cross_entropy
 from foundation.training.preemption import Preempted
-from foundation.training.prior import first_log_odds, number_sample
 from foundation.training.progressive import BEFORE_CUT, FROM_CUT, LABELS, ProgressiveRecorder
 from foundation.training.rates import constant, inverse_root
 from foundation.training.saver import CheckpointPolicy
@@ -106,15 +106,14 @@ def build_trainer(job: FoundationJob, world: World, store: Store) -> Trainer:
     )
     model = RECIPES[job.config.model.recipe](job.schema, job.config.model)
     positions = store.select(job.surfaces, end=job.cut)
-    log_odds = first_log_odds(store, job.schema, positions, job.cut)
-    of_request, of_candidate = number_sample(store, job.schema, positions)
+    start = beginning(store, job.schema, positions, job.cut)
     for module in model.modules():
         if isinstance(module, SurfaceObjectiveHeads):
-            module.start_at(log_odds)
+            module.start_at(start.log_odds)
             if training.weighting == "uncertainty":
                 module.learn_uncertainties()
         elif isinstance(module, NumberEncoding):
-            module.fit(of_request if module.group == "request" else of_candidate)
+            module.fit(start.request_edges if module.group == "request" else start.candidate_edges)
     return Trainer(model, world, config)
 
 

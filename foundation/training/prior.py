@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
-
 import numpy as np
-import orjson
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from eval.artifacts import write_file
 from foundation.data.batch import Int64Array
 from foundation.data.reader import Reader
 from foundation.data.schema import Schema, numbers_of
 from foundation.data.store import Store
-from foundation.data.verified import cache_of
 from foundation.model.conditional import products_of
+from foundation.model.numbers import quantile_edges
 from foundation.training.labels import settled_labels
-from serving.errors import UserError
 
 PRIOR_REQUESTS = 1024
 SAMPLE_REQUESTS = 4096
-SAMPLE_VERSION = 1
-"""Of what `number_sample` gives for the same store, schema and positions: to be raised where code changes that."""
-KEPT_SAMPLES = 8
 
 
 def first_log_odds(
@@ -62,63 +51,21 @@ def first_log_odds(
     return torch.from_numpy(np.log(positives / negatives).astype(np.float32))
 
 
-def number_sample(store: Store, schema: Schema, positions: Int64Array) -> tuple[Tensor, Tensor]:
-    """Numbers of requests spread evenly over a pass, by which a model places its bins.
+def number_edges(store: Store, schema: Schema, positions: Int64Array) -> tuple[Tensor, Tensor]:
+    """Edges of bins of numbers, by the quantiles of requests spread evenly over a pass.
 
-    No label is looked at. Early scores know what range the features of later rows have, and nothing else of them. To
-    read a few requests everywhere is to read nearly all of a store, so the sample is kept in `cache_of(store.folder)`.
+    No label is looked at. Early scores know what range the features of later rows have, and nothing else of them.
 
     Returns:
-        ([S, F] of the requests, [S', F'] of their candidates) float32, both of at least one row: zeros if there is no
-        request.
+        What `quantile_edges` says of the requests' numbers and of their candidates'; of zeros if there is no request.
     """
     spread = positions[:: max(1, len(positions) // SAMPLE_REQUESTS)]
-    path = cache_of(store.folder) / f"numbers-{_sample_key(store, schema, spread)}.safetensors"
-    if (kept := _kept_sample(path)) is not None:
-        return kept
-    sample = _read_sample(store, schema, spread)
-    _keep_sample(path, sample)
-    return sample
-
-
-def _read_sample(store: Store, schema: Schema, spread: Int64Array) -> tuple[Tensor, Tensor]:
     none = dict.fromkeys(schema.data.events, 0)
     with Reader(store, schema, spread, len(spread) + 1, history_limits=none, prefetch=0) as reader:
         batch = next(iter(reader), None)
     if batch is None:
         groups = (schema.request_features(), schema.candidate_features())
-        request, candidate = (torch.zeros(1, len(numbers_of(features))) for features in groups)
-        return request, candidate
-    return torch.from_numpy(batch.numbers), torch.from_numpy(batch.candidate_numbers)
-
-
-def _sample_key(store: Store, schema: Schema, spread: Int64Array) -> str:
-    content = [SAMPLE_VERSION, store.fingerprint, schema.schema_digest()]
-    return hashlib.sha256(orjson.dumps(content) + spread.astype("<i8").tobytes()).hexdigest()[:32]
-
-
-def _kept_sample(path: Path) -> tuple[Tensor, Tensor] | None:
-    """A sample that was kept; one that is not whole is as good as none."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            sample = file.get_tensor("request"), file.get_tensor("candidate")
-            return sample if file.metadata() == _about(sample) else None
-    except (OSError, SafetensorError):
-        return None
-
-
-def _keep_sample(path: Path, sample: tuple[Tensor, Tensor]) -> None:
-    """Where it can not be written, as beside a store that is mounted read-only, nothing is kept."""
-    request, candidate = (part.contiguous() for part in sample)
-    try:
-        write_file(path, save({"request": request, "candidate": candidate}, metadata=_about(sample)))
-        kept = sorted(path.parent.glob("numbers-*.safetensors"), key=lambda file: file.stat().st_mtime)
-        for old in kept[:-KEPT_SAMPLES]:
-            old.unlink(missing_ok=True)
-    except (OSError, UserError):
-        return
-
-
-def _about(sample: tuple[Tensor, Tensor]) -> dict[str, str]:
-    content = b"".join(part.contiguous().numpy().tobytes() for part in sample)
-    return {"sha256": hashlib.sha256(content).hexdigest()}
+        request, candidate = (np.zeros((1, len(numbers_of(features))), np.float32) for features in groups)
+    else:
+        request, candidate = batch.numbers, batch.candidate_numbers
+    return quantile_edges(request), quantile_edges(candidate)

@@ -12,6 +12,7 @@ from torch import Tensor
 from foundation.data.batch import RequestBatch
 from foundation.goodput.journal import Journal
 from foundation.parallel.reduce import any_of_ranks
+from foundation.parallel.sharding import Spread
 from foundation.training import checkpoint as checkpoints
 from foundation.training.ahead import coming
 from foundation.training.preemption import Preempted, termination_asked
@@ -170,5 +171,6 @@ def _resume(trainer: Trainer, visits: Visits, recorder: Recorder, policy: Checkp
     state = checkpoints.read_state(found[-1])
     visits.load_state_dict(state["visits"])  # refuses a log that does not begin with what was learned
     checkpoints.load_checkpoint(found[-1], tensors=trainer.tensors(), growth=growth)
+    trainer.take_sums_of(Spread(**state["spread"]).num_table_copies)
     recorder.load(state["recorder"])
     return manifest.step

@@ -15,7 +15,7 @@ from foundation.model.embedding import LookedUp, Lookup, TableModel
 from foundation.model.inputs import RequestTensors
 from foundation.parallel.clip import clip_together
 from foundation.parallel.sharding import TableOptimizer, shard
-from foundation.parallel.shards import local_part
+from foundation.parallel.shards import local_part, local_shards
 from foundation.parallel.world import World
 
 
@@ -159,6 +159,19 @@ class Trainer:
             group["lr"] = rate  # pyright: ignore[reportIndexIssue]
         # The fused kernels read their rate when their optimizer "steps"; the update itself is part of the backward.
         self.model.fused_optimizer.step()
+
+    def take_sums_of(self, num_copies: int) -> None:
+        """Have AdaGrad sums that so many copies of the tables have gathered mean to this trainer what they meant there.
+
+        With M copies a sum grows about M times faster, and a step is by `sum / M`: see `TableOptimizer.scale`.
+        """
+        ratio = self.sharded.meshes.num_table_copies / num_copies
+        if ratio == 1 or self.config.table_optimizer != "adagrad":
+            return
+        with torch.no_grad():
+            for state in self.model.fused_optimizer.state_dict()["state"].values():
+                for place in local_shards(state):
+                    place.tensor.mul_(ratio)
 
     def score(self, batch: RequestTensors) -> Any:
         """The model's outputs for a batch, by the averaged parameters where there are some; nothing is learned.

@@ -36,9 +36,9 @@ def distill(
         for seed in seeds
         for arm in ARMS
     ]
-    set_damaged_aside([job.folder / "checkpoints" for _, job in jobs], screen)
     outcomes: list[Outcome[StudentResult]] = []
-    with screen.progress("distill") as tell:
+    with space.training_alone(*placements), screen.progress("distill") as tell:
+        set_damaged_aside([job.folder / "checkpoints" for _, job in jobs], screen)
         tell(0.0, f"{len(jobs)} jobs in {num_processes} processes")
         for outcome in run_jobs(train_student, jobs, num_processes=num_processes):
             outcomes.append(outcome)

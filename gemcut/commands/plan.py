@@ -213,12 +213,16 @@ def _say(
         f"over {cluster.dense_shards.size}; --assume changes these"
     )
     if reliability is not None and best is not None:
-        every = f"every {reliability.interval_h * 60:,.1f} min" if math.isfinite(reliability.interval_h) else "never"
-        screen.say(
-            f"[bold]failures[/bold] one in {reliability.mtbf_h:,.1f} h ({cluster.num_nodes:,} nodes); save {every}, "
-            f"{reliability.save_h * SECONDS_PER_HOUR:.3f} s each; ETTR {reliability.ettr:.3f}"
-        )
+        screen.say(f"[bold]failures[/bold] {_of_failures(reliability, cluster.num_nodes)}")
     screen.say(f"[bold]not known[/bold] {'; '.join(NOT_KNOWN)}")
+
+
+def _of_failures(found: Reliability, num_nodes: int) -> str:
+    nodes = f"{num_nodes:,} node{'s' if num_nodes > 1 else ''}"
+    if not math.isfinite(found.mtbf_h):
+        return f"none assumed ({nodes}), so that no save is needed; ETTR {found.ettr:.3f}"
+    every = f"every {found.interval_h * 60:,.1f} min, {found.save_h * SECONDS_PER_HOUR:.3f} s each"
+    return f"one in {found.mtbf_h:,.1f} h ({nodes}); save {every}; ETTR {found.ettr:.3f}"
 
 
 def _say_what_fits(screen: Screen, cluster: Cluster, enough: int | None) -> None:

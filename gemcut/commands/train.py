@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from eval.progressive import StreamMetrics
     from eval.tracking import Tracker
     from foundation.efficiency.measures import PassEfficiency
+    from foundation.goodput.ranks import RanksAccount
+    from foundation.goodput.report import Goodput
     from foundation.training.foundation_model import FoundationReport
     from foundation.training.job import FoundationJob
 
@@ -42,46 +44,60 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
 
     space = Workspace(loaded)
     job = space.foundation_job(end_of_pass(space, until))
-    is_first = os.environ.get("RANK", "0") == "0"
-    if fresh and is_first and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # a restart goes on
-        shutil.rmtree(space.foundation, ignore_errors=True)
-    if not is_first:
+    if os.environ.get("RANK", "0") != "0":
         train_foundation(job)
         return {}
-    set_damaged_aside([job.folder / "checkpoints"], screen)
-    job = _to_its_end(job, screen)
-    _tell_growth(job, screen)
-    with start_run(loaded, space.foundation, name="foundation", sends=False) as tracker:
-        tracker.log_params(_params(loaded))
-        with screen.progress("train") as tell:
-            report = train_foundation(job, progress=_after_a_step(tracker, tell))
-        steps = report.stream.num_steps
-        tracker.log_metrics(_figures("progressive", report.progressive), step=steps)
-        if job.until_us > job.cut:
-            tracker.log_metrics(_figures("progressive_from_cut", report.progressive_from_cut), step=steps)
-        efficiency = _efficiency(job, report)
-        ranks = ranks_account(report.ranks)
-        if efficiency is not None:
-            tracker.log_metrics(asdict(efficiency) | rank_figures(ranks), step=steps)
-        account = goodput_of(read_journal(job.folder / JOURNAL_FILE))
-        if account is not None:
-            tracker.log_metrics(goodput_figures(account), step=steps)
-        tracker.log_artifact(space.foundation / "report.json")
-    _tell(job, report, efficiency, screen)
-    if account is not None and efficiency is not None:
-        tell_goodput(account, efficiency.e2e_mfu, screen)
-        tell_ranks(ranks, screen)
-        tell_spread(report.spread, screen)
+    with space.training_alone("foundation"):
+        if fresh and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # a restart goes on
+            shutil.rmtree(space.foundation, ignore_errors=True)
+        set_damaged_aside([job.folder / "checkpoints"], screen)
+        job = _to_its_end(job, screen)
+        _tell_growth(job, screen)
+        with start_run(loaded, space.foundation, name="foundation", sends=False) as tracker:
+            tracker.log_params(_params(loaded))
+            with screen.progress("train") as tell:
+                report = train_foundation(job, progress=_after_a_step(tracker, tell))
+            found = _Found(
+                report=report,
+                efficiency=_efficiency(job, report),
+                ranks=ranks_account(report.ranks),
+                account=goodput_of(read_journal(job.folder / JOURNAL_FILE)),
+            )
+            _track(job, found, tracker)
+    _tell(job, found, screen)
     return {
         "checkpoint": report.stream.checkpoint,
         "until": moment_of(job.until_us),
-        "efficiency": asdict(efficiency) if efficiency else None,
-        "goodput": asdict(account) if account else None,
-        "ranks": asdict(ranks) if efficiency else None,
+        "efficiency": asdict(found.efficiency) if found.efficiency else None,
+        "goodput": asdict(found.account) if found.account else None,
+        "ranks": asdict(found.ranks) if found.efficiency else None,
         "spread": asdict(report.spread) if report.spread else None,
         "progressive": {k: asdict(v) for k, v in report.progressive.items()},
         "progressive_from_cut": {k: asdict(v) for k, v in report.progressive_from_cut.items()},
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a run has to say of itself; `efficiency` is None where nothing was left to learn."""
+
+    report: FoundationReport
+    efficiency: PassEfficiency | None
+    ranks: RanksAccount
+    account: Goodput | None
+
+
+def _track(job: FoundationJob, found: _Found, tracker: Tracker) -> None:
+    report = found.report
+    steps = report.stream.num_steps
+    tracker.log_metrics(_figures("progressive", report.progressive), step=steps)
+    if job.until_us > job.cut:
+        tracker.log_metrics(_figures("progressive_from_cut", report.progressive_from_cut), step=steps)
+    if found.efficiency is not None:
+        tracker.log_metrics(asdict(found.efficiency) | rank_figures(found.ranks), step=steps)
+    if found.account is not None:
+        tracker.log_metrics(goodput_figures(found.account), step=steps)
+    tracker.log_artifact(job.folder / "report.json")
 
 
 def _after_a_step(tracker: Tracker, tell: Tell) -> Tell:
@@ -158,20 +174,26 @@ def _params(loaded: LoadedProject) -> dict[str, object]:
     }
 
 
-def _tell(job: FoundationJob, report: FoundationReport, efficiency: PassEfficiency | None, screen: Screen) -> None:
+def _tell(job: FoundationJob, found: _Found, screen: Screen) -> None:
     from foundation.data.store import moment_of
 
+    report, efficiency = found.report, found.efficiency
     done = "trained" if efficiency else "nothing was left to learn; trained"
     screen.say(f"[green]{done}[/green] to {moment_of(job.cut)}; each row was scored before it was learned from:")
     _print(report.progressive, screen)
     if job.until_us > job.cut:
         screen.say(f"and from there to {moment_of(job.until_us)}, still learning:")
         _print(report.progressive_from_cut, screen)
-    if efficiency:
-        screen.say(
-            f"  {efficiency.rows_per_s:,.0f} rows/s, {efficiency.events_per_s:,.0f} events/s, "
-            f"waited {efficiency.data_wait_ratio:.1%} of the time for data, E2E MFU {efficiency.e2e_mfu:.1%}"
-        )
+    if efficiency is None:
+        return
+    screen.say(
+        f"  {efficiency.rows_per_s:,.0f} rows/s, {efficiency.events_per_s:,.0f} events/s, "
+        f"waited {efficiency.data_wait_ratio:.1%} of the time for data, E2E MFU {efficiency.e2e_mfu:.1%}"
+    )
+    if found.account is not None:
+        tell_goodput(found.account, efficiency.e2e_mfu, screen)
+        tell_ranks(found.ranks, screen)
+        tell_spread(report.spread, screen)
 
 
 def _print(progressive: dict[str, StreamMetrics], screen: Screen) -> None:

@@ -120,3 +120,11 @@ def test_more_gpus_are_looked_for_until_a_shard_fits(workload):
 
 def test_the_command_line_knows_the_hardware_of_the_cost_model():
     assert {kind.value for kind in Gpu} == set(HARDWARE)
+
+
+def test_a_cluster_that_never_fails_needs_no_saves(gemcut, prepared):
+    options = ("--assume", "failures_per_1000_node_days=0")
+    code, _, text = gemcut("plan", "--gpus", "8", *options, "-p", prepared.path)
+    assert not code
+    assert "none assumed (1 node), so that no save is needed; ETTR 1.000" in text
+    assert " inf " not in text

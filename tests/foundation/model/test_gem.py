@@ -13,7 +13,7 @@ from foundation.config import RECIPE_READS, ModelConfig
 from foundation.data.schema import ids_of, numbers_of
 from foundation.model.gem import GemModel
 from foundation.model.history import Events, merged
-from foundation.model.numbers import NumberEncoding
+from foundation.model.numbers import NumberEncoding, quantile_edges
 from foundation.model.recipes import RECIPES
 from foundation.training.loss import masked_cross_entropy
 from foundation.training.trainer import Trainer
@@ -210,7 +210,7 @@ def test_number_encoding_is_piecewise_linear_between_quantiles_with_steps_where_
     torch.manual_seed(0)
     encoding = NumberEncoding(2, "candidate")
     sample = torch.stack([torch.arange(161.0), torch.cat([torch.zeros(150), torch.arange(1.0, 12.0)])], dim=1)
-    encoding.fit(sample)
+    encoding.fit(quantile_edges(sample.numpy()))
     numbers = torch.tensor([[15.0, 0.0], [-5.0, 0.5], [1000.0, 11.0]])
 
     def filled(value, edges):

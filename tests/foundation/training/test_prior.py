@@ -1,13 +1,13 @@
-"""Where heads start."""
+"""Where heads and bins start."""
 
 import numpy as np
 import pytest
 import torch
 
-from foundation.data.verified import cache_of
+from foundation.data.reader import Reader
 from foundation.model.heads import SurfaceObjectiveHeads
-from foundation.training import prior
-from foundation.training.prior import first_log_odds, number_sample
+from foundation.model.numbers import NUM_BINS
+from foundation.training.prior import first_log_odds, number_edges
 
 
 def test_the_log_odds_are_those_of_the_first_rows_with_one_row_of_each_label_more(log):
@@ -45,57 +45,27 @@ def test_the_log_odds_of_a_product_are_those_given_the_other_if_the_model_has_it
         assert found[place] == pytest.approx(np.log(positives / negatives), rel=1e-6)
 
 
-@pytest.fixture
-def read(log, monkeypatch):
-    """An empty cache → the samples that were read from the store since."""
-    for file in cache_of(log.store.folder).glob("numbers-*"):
-        file.unlink()
-    read, real = [], prior._read_sample
-    monkeypatch.setattr(prior, "_read_sample", lambda *about: read.append(real(*about)) or read[-1])
-    return read
-
-
-def test_a_sample_is_read_once_and_kept_to_the_bit(log, read):
+def test_edges_are_quantiles_of_all_requests_numbers_where_there_are_few(log):
     positions = log.store.select()
-    first, second = (number_sample(log.store, log.schema, positions) for _ in range(2))
-    assert len(read) == 1
-    for fresh, kept in zip(first, second, strict=True):
-        assert kept.dtype == fresh.dtype
-        assert kept.numpy().tobytes() == fresh.numpy().tobytes()
-        assert kept.shape == fresh.shape
+    found = number_edges(log.store, log.schema, positions)
+    with Reader(log.store, log.schema, positions, len(positions)) as reader:
+        (batch,) = reader
+    for edges, numbers in zip(found, (batch.numbers, batch.candidate_numbers), strict=True):
+        assert edges.shape == (numbers.shape[1], NUM_BINS + 1)
+        for feature, column in enumerate(numbers.T.astype(np.float64)):
+            ordered = np.sort(column)
+            for place, edge in enumerate(edges[feature].tolist()):
+                at = place / NUM_BINS * (len(ordered) - 1)
+                low, share = int(at), at % 1
+                high = min(low + 1, len(ordered) - 1)
+                assert edge == pytest.approx(ordered[low] + share * (ordered[high] - ordered[low]), abs=1e-12)
 
 
-def test_a_sample_of_other_requests_or_rules_or_another_store_is_another(log, read):
-    positions = log.store.select()
-    number_sample(log.store, log.schema, positions)
-    number_sample(log.store, log.schema, positions[1:])
-    larger = log.schema.tables["item"].model_copy(update={"buckets": 7})
-    number_sample(log.store, log.schema.model_copy(update={"tables": log.schema.tables | {"item": larger}}), positions)
-    assert len(read) == 3
-
-
-@pytest.mark.parametrize(
-    "harm", [lambda content: content[:-3], lambda content: content[:-1] + bytes([content[-1] ^ 1])]
-)
-def test_a_kept_sample_that_is_not_whole_is_read_again(log, read, harm):
-    positions = log.store.select()
-    fresh = number_sample(log.store, log.schema, positions)
-    (path,) = cache_of(log.store.folder).glob("numbers-*")
-    path.write_bytes(harm(path.read_bytes()))
-    again = number_sample(log.store, log.schema, positions)
-    assert len(read) == 2
-    assert all(torch.equal(one, other) for one, other in zip(fresh, again, strict=True))
-
-
-def test_few_samples_are_kept(log, read, monkeypatch):
-    monkeypatch.setattr(prior, "KEPT_SAMPLES", 2)
-    for start in range(4):
-        number_sample(log.store, log.schema, log.store.select()[start:])
-    assert len(list(cache_of(log.store.folder).glob("numbers-*"))) == 2
+def test_no_requests_have_edges_of_zeros(log):
+    for edges in number_edges(log.store, log.schema, log.store.select()[:0]):
+        assert not edges.any()
 
 
 def rows_of(log, positions):
-    from foundation.data.reader import Reader
-
     with Reader(log.store, log.schema, positions, 2) as reader:
         return np.concatenate([batch.labels for batch in reader])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
+from foundation.goodput.journal import Journal
 from foundation.goodput.ranks import RankMeasures, ranks_account
 from foundation.parallel.table_rows import first_rows
 from foundation.parallel.world import joined_world
@@ -19,8 +20,11 @@ from foundation.training.foundation_model import (
     build_trainer,
     run_identity,
     train_foundation,
+    visits_of,
 )
 from foundation.training.preemption import PREEMPTED
+from foundation.training.saver import CheckpointPolicy
+from foundation.training.stream import learn
 from tests.foundation.training.conftest import TRAINING
 
 # Float32 sums over rows in another order, through a dozen steps of AdamW, whose first steps are as long as the learning
@@ -145,6 +149,30 @@ def test_by_adagrad_copies_and_columns_stay_near_one_table(way, four_ranks, one_
 
 def test_blocks_that_are_gathered_in_bfloat16_learn_what_whole_ones_do(four_ranks):
     assert_close(four_ranks["bfloat16, HSDP"][1], four_ranks["bfloat16"][1])
+
+
+def test_where_one_rank_goes_on_from_two_copies_their_sums_mean_the_same_and_all_else_is_as_it_was(four_ranks, log):
+    """Each copy's sum of squares has grown twice as fast, and a step is by half of it."""
+    job, (_, saved, _) = four_ranks["2D"]
+    with joined_world(1) as world:
+        trainer = build_trainer(job, world, log.store)
+        identity = run_identity(job, log.store.fingerprint)
+        policy = CheckpointPolicy(folder=job.folder / "checkpoints", every=1000, keep=9, identity=identity)
+        with visits_of(job, log.store, world) as visits:  # nothing is left of them
+            learn(
+                trainer,
+                visits,
+                loss_of=lambda visit, outputs: outputs.sum(),
+                recorder=ProgressiveRecorder(job, world),
+                policy=policy,
+                journal=Journal(None),
+            )
+        found = {name: whole_tensor(value).clone() for name, value in trainer.tensors().items()}
+    assert found.keys() == saved.keys()
+    sums = [name for name in found if name.endswith("momentum1")]
+    assert any(saved[name].any() for name in sums)
+    for name, value in found.items():
+        torch.testing.assert_close(value, saved[name] / 2 if name in sums else saved[name], rtol=0, atol=0)
 
 
 def test_copies_and_shards_of_the_dense_part_go_together(four_ranks):
