@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gemcut.console import Screen
 
 if TYPE_CHECKING:
+    from foundation.config import ParallelConfig
     from foundation.goodput.ranks import RanksAccount
     from foundation.goodput.report import Goodput
     from foundation.parallel.sharding import Spread
@@ -85,9 +86,17 @@ def _energy(account: RanksAccount) -> str:
     return f"energy {', '.join(known) if known else 'not measured'}"
 
 
-def tell_spread(spread: Spread | None, screen: Screen) -> None:
-    """Which ranks hold which tables, by kind; nothing of a model that one rank has whole."""
-    if spread is None or spread.num_ranks == 1:
+def tell_spread(spread: Spread | None, asked: ParallelConfig, screen: Screen) -> None:
+    """Which ranks hold which tables, by kind, and what of `asked` does not apply to so few of them."""
+    if spread is None:
+        return
+    for name, size in (("sharding_group", asked.sharding_group), ("dense_shard", asked.dense_shard)):
+        if size is not None and size > spread.num_ranks:
+            ranks = "one rank" if spread.num_ranks == 1 else f"{spread.num_ranks} ranks"
+            screen.say(f"  foundation.parallel.{name}: {size} is more than there are; taken as the {ranks} of this run")
+    if asked.tables and spread.sharding_group == 1:
+        screen.say("  foundation.parallel.tables: not used, since one rank holds all tables whole")
+    if spread.num_ranks == 1:
         return
     copies = spread.num_table_copies
     in_copies = f"in {copies} copies, each over {spread.sharding_group}" if copies > 1 else "over all"

@@ -117,16 +117,25 @@ def build_trainer(job: FoundationJob, world: World, store: Store) -> Trainer:
     return Trainer(model, world, config)
 
 
-def train_foundation(job: FoundationJob, progress: Progress | None = None) -> FoundationReport:
+def train_foundation(
+    job: FoundationJob, progress: Progress | None = None, *, started_s: float | None = None
+) -> FoundationReport:
     """Train to the cut, then on to the end of the job; or go on from the newest checkpoint.
 
     A run that was begun with a later end goes on to that one. The store may have more than it had, and so may the
     schema, as `growth` says.
 
+    Args:
+        job: what to learn.
+        progress: told after each step.
+        started_s: when this training was asked for, seconds since 1970 UTC, where the process has done other work
+            before; when the process was made if None.
+
     Raises:
         MismatchError: the store, the schema or the settings changed otherwise since the newest checkpoint.
     """
-    journal = Journal(job.folder / JOURNAL_FILE if os.environ.get("RANK", "0") == "0" else None)
+    path = job.folder / JOURNAL_FILE if os.environ.get("RANK", "0") == "0" else None
+    journal = Journal(path) if started_s is None else Journal(path, started_s=started_s)
     journal.phase("imports")
     store = Store.open(job.store, job.schema, verify=True)
     journal.phase("store")

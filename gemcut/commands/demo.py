@@ -44,7 +44,7 @@ def demo(
     timed("data", lambda: _make_data(loaded, screen, data))
     timed("validate", lambda: validate(loaded, screen))
     timed("prepare", lambda: prepare(loaded, screen))
-    timed("train", lambda: train(loaded, screen))
+    timed("train", lambda: train(loaded, screen, started_s=time.time()))
     timed("label", lambda: label(loaded, screen))
     timed(
         "distill", lambda: distill(loaded, screen, placements=placements, seeds=range(seeds), num_processes=PROCESSES)

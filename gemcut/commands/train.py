@@ -27,12 +27,20 @@ if TYPE_CHECKING:
     from foundation.training.job import FoundationJob
 
 
-def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: str | None = None) -> dict[str, Any]:
+def train(
+    loaded: LoadedProject,
+    screen: Screen,
+    *,
+    fresh: bool = False,
+    until: str | None = None,
+    started_s: float | None = None,
+) -> dict[str, Any]:
     """Train, or go on from the newest checkpoint; `fresh` throws checkpoints away first.
 
     Where nothing is left to learn, the figures are those of the finished pass, and there is no speed.
 
-    `until` is a time at or after the cut, or "end" for all of the log; the cut if absent.
+    `until` is a time at or after the cut, or "end" for all of the log; the cut if absent. `started_s` as for
+    `train_foundation`.
     Under torchrun every rank calls this; the first one prints, tracks and writes shared files.
     """
     with collection_paused():
@@ -56,7 +64,7 @@ def train(loaded: LoadedProject, screen: Screen, *, fresh: bool = False, until: 
         with start_run(loaded, space.foundation, name="foundation", sends=False) as tracker:
             tracker.log_params(_params(loaded))
             with screen.progress("train") as tell:
-                report = train_foundation(job, progress=_after_a_step(tracker, tell))
+                report = train_foundation(job, progress=_after_a_step(tracker, tell), started_s=started_s)
             found = _Found(
                 report=report,
                 efficiency=_efficiency(job, report),
@@ -193,7 +201,7 @@ def _tell(job: FoundationJob, found: _Found, screen: Screen) -> None:
     if found.account is not None:
         tell_goodput(found.account, efficiency.e2e_mfu, screen)
         tell_ranks(found.ranks, screen)
-        tell_spread(report.spread, screen)
+        tell_spread(report.spread, job.config.parallel, screen)
 
 
 def _print(progressive: dict[str, StreamMetrics], screen: Screen) -> None:

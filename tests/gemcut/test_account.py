@@ -6,8 +6,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from foundation.config import ParallelConfig
 from foundation.goodput.ranks import RanksAccount
-from gemcut.account import rank_figures, tell_ranks
+from foundation.parallel.sharding import Spread
+from gemcut.account import rank_figures, tell_ranks, tell_spread
 from gemcut.console import Screen
 
 GIB = 2**30
@@ -58,3 +60,33 @@ def test_the_tracker_gets_each_rank_and_nothing_that_was_not_measured():
     assert figures["ranks/lag"] == pytest.approx(0.125)
     assert figures["ranks/peak_memory_bytes/1"] == 2 * GIB
     assert len(figures) == 4 * 2 + 2
+
+
+def spread_told(spread, **asked):
+    out = StringIO()
+    tell_spread(spread, ParallelConfig.model_validate(asked), Screen(people=Console(file=out, width=200)))
+    return out.getvalue().splitlines()
+
+
+def test_where_tables_are_is_told_by_kind():
+    tables = {
+        "user": {"kind": "row_wise", "ranks": None},
+        "item": {"kind": "table_wise", "ranks": [1]},
+        "brand": {"kind": "row_wise", "ranks": None},
+    }
+    assert spread_told(Spread(4, 2, 1, tables), sharding_group=2) == [
+        "  tables in 2 copies, each over 2 ranks; dense blocks over 1",
+        "    row_wise: user, brand",
+        "    table_wise: item (1)",
+    ]
+
+
+def test_what_does_not_apply_to_so_few_ranks_is_said():
+    alone = Spread(1, 1, 1, {"item": {"kind": "table_wise", "ranks": [0]}})
+    assert spread_told(alone) == []
+    pins = {"item": {"kind": "row_wise"}}
+    assert spread_told(alone, sharding_group=8, dense_shard=4, tables=pins) == [
+        "  foundation.parallel.sharding_group: 8 is more than there are; taken as the one rank of this run",
+        "  foundation.parallel.dense_shard: 4 is more than there are; taken as the one rank of this run",
+        "  foundation.parallel.tables: not used, since one rank holds all tables whole",
+    ]

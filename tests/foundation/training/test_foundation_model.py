@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import time
 from collections import Counter
 from datetime import timedelta
 from itertools import islice
@@ -452,6 +453,13 @@ def test_scores_of_the_steps_so_far_that_are_gone_stop_a_resumed_run(copied, job
     shutil.rmtree(copied / "soft_labels")
     with pytest.raises(MismatchError, match=r"part-0000-00000\.parquet"):
         train(job_of(copied))
+
+
+def test_what_the_process_did_before_it_was_asked_to_train_is_not_of_the_start(tmp_path, job_of):
+    asked = time.time()
+    train_foundation(job_of(tmp_path), started_s=asked)
+    account = goodput_of(read_journal(tmp_path / JOURNAL_FILE))
+    assert 0 < account.startup_s < account.wall_s <= time.time() - asked
 
 
 def test_the_journal_of_a_run_that_was_killed_tells_what_was_done_twice(tmp_path, job_of, run_job):
