@@ -1,12 +1,15 @@
 """Who failed first, as the ranks tell each other in the store where they met, and as torchrun reads it."""
 
 import os
+import time
 from datetime import timedelta
 
 import orjson
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from foundation.goodput.journal import Journal
+from foundation.parallel import watch
 from foundation.parallel.failures import (
     Failure,
     FollowError,
@@ -14,6 +17,7 @@ from foundation.parallel.failures import (
     first_failure,
     line_of_error,
     num_ranks,
+    open_board,
     read_failure,
     tell_launcher,
 )
@@ -163,3 +167,14 @@ def test_a_bug_is_left_to_be_shown_with_its_stack_by_the_rank_that_has_it(become
     assert tell_failure(ValueError("another"), Screen()) == 1
     assert capsys.readouterr().err == "rank 0 ends, since rank 1 failed first: ValueError: no\n"
     assert os.environ["RANK"] == "0"
+
+
+def test_a_rank_gives_its_first_sign_at_once(become, monkeypatch):
+    """One that is gone within a beat of its start has been heard of."""
+    become(1)
+    monkeypatch.setattr(watch, "BEAT_S", 3600.0)
+    with watch.Watch(Journal(None), timedelta(minutes=1)):
+        until = time.monotonic() + 20
+        while not (given := open_board().check(["sign/1"])) and time.monotonic() < until:
+            time.sleep(0.05)
+    assert given
