@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from eval.artifacts import disk_errors
 from serving.errors import Problem, UserError
 
 POLL_S = 0.2
@@ -21,6 +22,9 @@ def lock_held(path: Path, *, patience_s: float = 0.0) -> Iterator[bool]:
         path: of an empty file that stands for what is locked; it and its folder are made, and stay.
         patience_s: seconds to wait for another process that holds it.
 
+    Raises:
+        UserError: the file can not be made there.
+
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder, lock_held(Path(folder, "lock")) as first:
@@ -28,9 +32,11 @@ def lock_held(path: Path, *, patience_s: float = 0.0) -> Iterator[bool]:
         ...         first, second
         (True, False)
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        opened = path.open("w")
     until = time.monotonic() + patience_s
-    with path.open("w") as file:
+    with opened as file:
         while not (held := _take(file.fileno())) and time.monotonic() < until:
             time.sleep(POLL_S)
         yield held

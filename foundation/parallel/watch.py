@@ -137,8 +137,7 @@ class Watch:
     def _run(self) -> None:
         board: Store | None = None
         lost, moves, still = 0, -1, 0  # beats, not seconds: while a process is stopped, it does not hang
-        is_over = False
-        while not is_over:  # the first sign at once: a rank may be gone within a beat
+        while True:  # the first sign at once: a rank may be gone within a beat
             try:
                 board = board or open_board()
                 board.set(f"sign/{own_rank()}", orjson.dumps(asdict(self._sign())).decode())
@@ -151,7 +150,8 @@ class Watch:
             moves = self._journal.moves
             if self._journal.has_begun and still * BEAT_S > self._limit_s:
                 self._end(self.why(f"nothing happened for {self._limit_s:,.0f} s", self._line()))
-            is_over = self._over.wait(BEAT_S)
+            if self._over.wait(BEAT_S):
+                return
 
     def _end(self, problem: Problem) -> None:
         """Nothing but the end of the process ends what hangs in the main thread."""

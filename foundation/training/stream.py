@@ -171,6 +171,6 @@ def _resume(trainer: Trainer, visits: Visits, recorder: Recorder, policy: Checkp
     state = checkpoints.read_state(found[-1])
     visits.load_state_dict(state["visits"])  # refuses a log that does not begin with what was learned
     checkpoints.load_checkpoint(found[-1], tensors=trainer.tensors(), growth=growth)
-    trainer.take_sums_of(Spread(**state["spread"]).num_table_copies)
+    trainer.rescale_table_sums(Spread(**state["spread"]).num_table_copies)
     recorder.load(state["recorder"])
     return manifest.step

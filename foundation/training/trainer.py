@@ -160,12 +160,12 @@ class Trainer:
         # The fused kernels read their rate when their optimizer "steps"; the update itself is part of the backward.
         self.model.fused_optimizer.step()
 
-    def take_sums_of(self, num_copies: int) -> None:
-        """Have AdaGrad sums that so many copies of the tables have gathered mean to this trainer what they meant there.
+    def rescale_table_sums(self, saved_copies: int) -> None:
+        """Have AdaGrad sums that were saved of so many copies of the tables mean here what they meant there.
 
         With M copies a sum grows about M times faster, and a step is by `sum / M`: see `TableOptimizer.scale`.
         """
-        ratio = self.sharded.meshes.num_table_copies / num_copies
+        ratio = self.sharded.meshes.num_table_copies / saved_copies
         if ratio == 1 or self.config.table_optimizer != "adagrad":
             return
         with torch.no_grad():

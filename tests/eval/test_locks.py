@@ -41,16 +41,22 @@ def holder(tmp_path):
 
 
 def test_a_lock_is_refused_while_another_process_has_it_and_free_once_that_is_killed(tmp_path, holder):
+    def enter():
+        with only_one(tmp_path / "a" / "lock", what="the folder"):
+            return True
+
     other = holder(60)
-    with (
-        pytest.raises(UserError, match="expected one run at a time; got another one at work"),
-        only_one(tmp_path / "a" / "lock", what="the folder"),
-    ):
-        pass
+    with pytest.raises(UserError, match="the folder: expected one run at a time; got another one at work"):
+        enter()
     other.send_signal(signal.SIGKILL)
     other.wait()
-    with only_one(tmp_path / "a" / "lock", what="the folder"):
-        pass
+    assert enter()
+
+
+def test_a_lock_that_can_not_be_made_is_a_users_problem(tmp_path):
+    (tmp_path / "a").touch()
+    with pytest.raises(UserError, match=r"a/lock: expected to write; got"), lock_held(tmp_path / "a" / "lock"):
+        raise AssertionError("there is no lock to hold")
 
 
 def test_who_is_patient_gets_it_when_the_other_has_ended(tmp_path, holder):

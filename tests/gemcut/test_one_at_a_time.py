@@ -6,6 +6,10 @@ from eval.locks import only_one
 from gemcut import workspace
 
 
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.mark.parametrize(
     ("command", "name"),
     [(("train", "--fresh"), "foundation"), (("distill", "--placement", "related_click"), "related_click")],
@@ -15,10 +19,12 @@ def test_a_second_training_beside_a_living_one_is_refused_and_touches_nothing(
 ):
     monkeypatch.setattr(workspace, "LAST_BREATH_S", 0.1)
     project = tiny_teacher.copy(tmp_path / "tiny")
-    before = sorted(path for path in project.work.rglob("*") if path.is_file())
+    before = contents(project.work)
     with only_one(project.work / "locks" / name, what="this test"):
         code, _, text = gemcut(*command, "-p", project.path)
     assert code == 3
     assert f"training of {name}" in text
     assert "another one at work" in text
-    assert set(before) <= set(project.work.rglob("*"))
+    now = contents(project.work)
+    assert {path: now.get(path) for path in before} == before
+    assert {path.name for path in now.keys() - before.keys() if "store.cache" not in path.parts} <= {name}, "its lock"

@@ -63,6 +63,7 @@ def test_edges_are_quantiles_of_all_requests_numbers_where_there_are_few(log):
 
 def test_no_requests_have_edges_of_zeros(log):
     for edges in number_edges(log.store, log.schema, log.store.select()[:0]):
+        assert edges.shape[1] == NUM_BINS + 1
         assert not edges.any()
 
 
